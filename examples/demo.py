@@ -1,0 +1,122 @@
+"""Show the point of monsess: train, kill -9, start again, and compare every bit with a run that nobody disturbed.
+
+Called by ``make demo``; needs nothing but ``pip install -e '.[examples]'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import monsess as ms
+
+DIGITS = Path(__file__).with_name("digits.py")
+LAST_STEP = 300
+SAVE_STEPS = 50
+WANTED_ACCURACY = 0.95
+
+
+def say(text: str) -> None:
+    print(f"\n>>> {text}", flush=True)
+
+
+def train(name: str, directory: Path, kill_when: Callable[[str], bool] = lambda line: False) -> list[str]:
+    """Run digits.py in a process of its own, show what it prints, and return it.
+
+    Args:
+        name: What stands before each line.
+        directory: Its checkpoint directory.
+        kill_when: Asked for each line; at the first True the process is killed by SIGKILL.
+    """
+    command = [sys.executable, "-u", str(DIGITS), f"--checkpoint_dir={directory}"]
+    command += [f"--last_step={LAST_STEP}", f"--save_checkpoint_steps={SAVE_STEPS}", "--devices=4", "--batch_size=128"]
+    lines: list[str] = []
+    killed = False
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            print(f"{name:>9} | {lines[-1]}", flush=True)
+            if not killed and kill_when(line):
+                process.kill()
+                killed = True
+    if process.returncode != (-9 if killed else 0):
+        sys.exit(f"{name}: digits.py ended with exit code {process.returncode}")
+    return lines
+
+
+def step_of(line: str) -> int:
+    """The step that a log line speaks of, 0 if none."""
+    found = re.search(r"\bstep = (\d+)", line)
+    return int(found.group(1)) if found else 0
+
+
+def accuracy_of(lines: list[str]) -> float:
+    return next(float(line.split()[-1]) for line in reversed(lines) if line.startswith("test accuracy"))
+
+
+def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """All that a leaf is: dtype, shape and bytes; of a typed key, those of its data."""
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype(bool)), jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def differing_leaves(one: Path, other: Path) -> list[str]:
+    """Compare the newest checkpoints of two directories leaf by leaf; return the paths that differ."""
+    trees = [ms.load_checkpoint(str(directory)) for directory in (one, other)]
+    first, second = (
+        {jax.tree_util.keystr(p): bits(v) for p, v in jax.tree_util.tree_leaves_with_path(t)} for t in trees
+    )
+    print(f"{len(first)} leaves, {sum(len(data) for _, _, data in first.values()):,} bytes compared")
+    return sorted(path for path in first.keys() | second.keys() if first.get(path) != second.get(path))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the kill moment")
+    seed = parser.parse_args().seed
+    kill_step = random.Random(seed).randrange(2 * SAVE_STEPS, LAST_STEP - 20)
+
+    with tempfile.TemporaryDirectory(prefix="monsess-demo-") as scratch:
+        straight, disturbed = Path(scratch, "straight"), Path(scratch, "disturbed")
+
+        say(f"1. A straight run: {LAST_STEP} steps on four emulated devices, a checkpoint every {SAVE_STEPS} steps.")
+        train("straight", straight)
+
+        say(
+            f"2. The same run, killed by SIGKILL at about step {kill_step} (make the same choice again: --seed {seed})."
+        )
+        train("killed", disturbed, lambda line: step_of(line) >= kill_step)
+        print(f"{'killed':>9} | *** SIGKILL ***")
+
+        say("3. The same command again.")
+        lines = train("resumed", disturbed)
+
+        say("4. The final checkpoints of both, compared.")
+        steps = [ms.latest_checkpoint(str(directory)) for directory in (straight, disturbed)]
+        if steps != [LAST_STEP, LAST_STEP]:
+            print(f"the last checkpoints are of the steps {steps}, not {LAST_STEP}")
+            return 1
+        differing = differing_leaves(straight, disturbed)
+        accuracy = accuracy_of(lines)
+        for path in differing:
+            print(f"differs: {path}")
+        print(f"same bits as the uninterrupted run: {'no' if differing else 'yes'}")
+        print(f"test accuracy: {accuracy:.4f} (at least {WANTED_ACCURACY} wanted)")
+        return 1 if differing or accuracy < WANTED_ACCURACY else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""The built-in hooks, one module per family; all of them are exported by `monsess` too."""
+
+from __future__ import annotations
+
+from monsess.hooks.feed import FeedFnHook
+from monsess.hooks.final_ops import FinalOpsHook
+from monsess.hooks.log_values import LoggingTensorHook
+from monsess.hooks.nan import NanTensorHook
+from monsess.hooks.saver import CheckpointSaverHook, CheckpointSaverListener
+from monsess.hooks.step_counter import StepCounterHook
+from monsess.hooks.stop_at_step import StopAtStepHook
+from monsess.hooks.waiter import GlobalStepWaiterHook
+
+__all__ = [
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "FeedFnHook",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "LoggingTensorHook",
+    "NanTensorHook",
+    "StepCounterHook",
+    "StopAtStepHook",
+]

@@ -1,0 +1,82 @@
+"""Values of the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+
+from monsess.errors import EndOfData
+from monsess.hook import SessionRunHook
+from monsess.hooks._values import flat_fetches, to_host
+from monsess.log import logger
+
+if TYPE_CHECKING:
+    from monsess.session import MonitoredSession
+
+
+@final
+class FinalOpsHook(SessionRunHook):
+    """Evaluates fetches once, at a clean end, on the final state and the outputs of the last run.
+
+    Args:
+        final_ops: What to evaluate: the name of an output, a callable ``f(state, outputs)``, a pytree of them, or
+            None for nothing.
+        final_ops_feed_dict: Keyword arguments for the callables: ``f(state, outputs, **final_ops_feed_dict)``.
+
+    Raises:
+        ValueError: ``final_ops`` holds something else, or there are arguments but no callable to take them.
+
+    Example:
+        >>> import jax.numpy as jnp, monsess as ms
+        >>> @ms.train_step
+        ... def step(state):
+        ...     return state + 1, {}
+        >>> hook = ms.FinalOpsHook(lambda state, outputs, factor: state * factor, {"factor": 10})
+        >>> with ms.MonitoredTrainingSession(lambda: jnp.zeros(()), hooks=[hook]) as sess:
+        ...     outputs = sess.run(step)
+        >>> float(hook.final_ops_values)
+        10.0
+    """
+
+    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[str, Any] | None = None) -> None:
+        leaves = [] if final_ops is None else flat_fetches("final_ops", final_ops)
+        feed = dict(final_ops_feed_dict or {})
+        if not all(isinstance(name, str) for name in feed):
+            raise ValueError(f"invalid final_ops_feed_dict: expected names of arguments as keys, found {list(feed)!r}.")
+        if feed:
+            if not any(callable(leaf) for leaf in leaves):
+                raise ValueError(
+                    f"final_ops_feed_dict has {', '.join(feed)}, but final_ops={final_ops!r} has no callable to take "
+                    "arguments."
+                )
+            final_ops = jax.tree_util.tree_map(
+                lambda leaf: partial(leaf, **feed) if callable(leaf) else leaf, final_ops, is_leaf=callable
+            )
+        self._fetches = final_ops
+        self._values: Any = None
+
+    @property
+    def final_ops_values(self) -> Any:
+        """The values as numpy arrays, in the structure of ``final_ops``; None before a clean end."""
+        return self._values
+
+    def begin(self) -> None:
+        """Forget the values of another session."""
+        self._values = None
+
+    def end(self, session: MonitoredSession) -> None:
+        """Evaluate."""
+        if self._fetches is None:
+            return
+        try:
+            self._values = to_host(session.evaluate(self._fetches))
+        except EndOfData:
+            logger.warning(
+                "FinalOpsHook met the end of the data. The final values are taken after training has ended, so they "
+                "must not have a dependency back to some input source: let them use the state and the last outputs "
+                "only."
+            )
+            raise

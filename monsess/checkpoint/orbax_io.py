@@ -1,0 +1,82 @@
+"""Orbax's part: a step directory that a plain ``orbax.checkpoint.CheckpointManager`` restores.
+
+Orbax writes. What monsess restores it reads with TensorStore, the library that Orbax itself reads with, because Orbax
+starts JAX's devices in order to read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from monsess.checkpoint.commit import ITEM, ORBAX_MARKERS
+
+#: Leaf of a state that has no other that Orbax can hold: it refuses to write nothing.
+_PLACEHOLDER = "monsess_has_all_leaves_in_session_json"
+
+
+def warm_up() -> None:
+    """Import what writing needs, which takes a while."""
+    import orbax.checkpoint  # noqa: F401
+
+
+def write(directory: str, step: int, tree: Any) -> None:
+    """Write ``tree`` as the Orbax step directory ``directory``, which must not exist.
+
+    Only this process takes part, whatever ``jax.process_count()`` says.
+
+    Args:
+        directory: Absolute local path.
+        step: For the texts that Orbax's marker files hold.
+        tree: Nested dicts and lists of numpy arrays, Python scalars and None.
+    """
+    import orbax.checkpoint as ocp
+
+    if tree is None or isinstance(tree, (dict, list)) and not _has_leaf(tree):
+        tree = {_PLACEHOLDER: np.zeros((), np.uint8)}
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0}, barrier_sync_key_prefix=f"monsess_{os.getpid()}"
+    )
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+        **{ITEM: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, use_ocdbt=True, use_zarr3=False)},
+    )
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
+        checkpointer.save(directory, ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)}))
+    for folder in (directory, os.path.join(directory, ITEM)):
+        marker = os.path.join(folder, ORBAX_MARKERS[1])
+        with open(marker, "w", encoding="ascii") as file:  # Orbax puts the path of the staging directory here
+            file.write(f"Checkpoint commit was successful to {step}\n")
+
+
+def read(directory: str, names: Sequence[str]) -> list[np.ndarray[Any, Any]]:
+    """Read arrays of an Orbax step directory into host memory, without starting any device.
+
+    Args:
+        directory: Absolute local path of the step.
+        names: Orbax's names of the arrays: the parts of their paths joined with dots.
+    """
+    if not names:
+        return []
+    import tensorstore
+
+    base = {"driver": "file", "path": os.path.join(directory, ITEM) + "/"}
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_concurrency": {"limit": 16}})
+
+    def spec(name: str) -> dict[str, Any]:
+        return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
+
+    opening = [tensorstore.open(spec(name), open=True, read=True, context=context) for name in names]
+    reading = [future.result().read() for future in opening]
+    return [np.asarray(future.result()) for future in reading]
+
+
+def _has_leaf(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(map(_has_leaf, tree.values()))
+    if isinstance(tree, list):
+        return any(map(_has_leaf, tree))
+    return tree is not None

@@ -1,0 +1,294 @@
+"""A checkpoint directory as a store of steps: what is there, whether it is sound, and what to do with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, final
+
+from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, decode, looks_torn
+from monsess.errors import MonsessError, StorageError
+from monsess.localfiles import Digest
+from monsess.log import logger, mask
+from monsess.storage import Storage
+
+RUN = "run.json"
+PINS = "pins"
+STAGING_PREFIX = ".staging-"
+#: Skipped non-finite saves, as `run.json` remembers them across attempts.
+NONFINITE = "nonfinite"
+_STEP_NAME = re.compile(r"0|[1-9][0-9]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a listing of a checkpoint directory shows.
+
+    Args:
+        committed: Record of each committed step.
+        broken: Steps whose commit.json is there and not valid; True where it looks like a write that was cut off.
+        uncommitted: Steps without a commit.json, or with an empty one.
+        staging: Names of local staging directories.
+        odd: Names of directories that begin with a digit and are no steps.
+    """
+
+    committed: dict[int, CommitRecord]
+    broken: dict[int, bool]
+    uncommitted: list[int]
+    staging: list[str]
+    odd: list[str]
+
+
+@final
+class CheckpointStore:
+    """The checkpoints in one directory: list, verify, delete and pin them, without a session or a device.
+
+    Nothing is read from a cache. A step counts only if its commit record is there and valid; "could not look" is
+    always an error, never an empty answer. The object holds no connection and may be used from several threads.
+
+    Args:
+        url: A local path or any fsspec URL, taken literally.
+        storage_options: Handed to the fsspec filesystem; never shown.
+
+    Example:
+        >>> import monsess as ms
+        >>> ms.CheckpointStore("memory://docs/empty").steps()
+        []
+    """
+
+    def __init__(
+        self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._storage = Storage(url, storage_options)
+        #: Steps that this process found damaged: they neither count for retention nor are they deleted by it.
+        self._damaged: set[int] = set()
+
+    @property
+    def url(self) -> str:
+        """The directory, with credentials masked."""
+        return self._storage.shown
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self.url!r})"
+
+    def steps(self) -> list[int]:
+        """List the committed steps; their content is not verified.
+
+        Returns:
+            Steps in ascending order; empty only if the listing proved it.
+
+        Raises:
+            StorageError: The directory could not be listed or read.
+        """
+        return sorted(self._survey().committed)
+
+    def verify(self, step: int) -> list[str]:
+        """Read every byte of a committed step and compare it with the commit record.
+
+        Args:
+            step: Global step.
+
+        Returns:
+            One sentence per problem; empty if the step is sound.
+
+        Raises:
+            StorageError: The store could not be read, which says nothing about the step.
+        """
+        try:
+            record = decode(self._storage.read(f"{step}/{COMMIT}"), step)
+        except FileNotFoundError:
+            return [f"{COMMIT} is missing: step {step} is not a committed checkpoint"]
+        except ValueError as error:
+            return [f"{COMMIT} is not valid: {error}"]
+        return self._compare(record, {})
+
+    def delete(self, step: int) -> None:
+        """Delete a committed step, its commit record first.
+
+        Args:
+            step: Global step.
+
+        Raises:
+            MonsessError: The step is pinned, or it is not a committed checkpoint.
+            StorageError: It could not be deleted.
+        """
+        if step in self._pins():
+            raise MonsessError(f"Step {step} in {self.url} is pinned and is not deleted. Call unpin({step}) first.")
+        if step not in self.steps():
+            raise MonsessError(f"Step {step} in {self.url} is not a committed checkpoint; there are {self.steps()}.")
+        self._delete_step(step)
+
+    def pin(self, step: int) -> None:
+        """Protect a committed step from deletion, by retention and by `delete`.
+
+        Args:
+            step: Global step.
+
+        Raises:
+            MonsessError: The step is not a committed checkpoint.
+            StorageError: The pin could not be written.
+        """
+        if step not in self.steps():
+            raise MonsessError(f"Step {step} in {self.url} is not a committed checkpoint; there are {self.steps()}.")
+        self._storage.write(f"{PINS}/{step}", b"")
+
+    def unpin(self, step: int) -> None:
+        """Take a pin away; without one nothing happens.
+
+        Args:
+            step: Global step.
+
+        Raises:
+            StorageError: The pin could not be deleted.
+        """
+        self._storage.delete(f"{PINS}/{step}")
+
+    def read_run(self) -> dict[str, Any] | None:
+        """Return what run.json holds; None if it is absent or unreadable as JSON.
+
+        Raises:
+            StorageError: The store could not be read.
+        """
+        try:
+            data = self._storage.read(RUN)
+        except FileNotFoundError:
+            return None
+        try:
+            run = json.loads(data)
+        except ValueError:
+            run = None
+        if not isinstance(run, dict):
+            logger.warning("%s in %s is not valid and is written anew; no checkpoint depends on it.", RUN, self.url)
+            return None
+        return run
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Write run.json; keys that the same run wrote before and that ``run`` lacks are kept.
+
+        A session calls it at its start, so that a store that refuses writes is found out before any training.
+
+        Args:
+            run: JSON-able; ``run_id`` names the lineage.
+
+        Raises:
+            StorageError: The store could not be read or written.
+        """
+        before = self.read_run() or {}
+        if before.get("run_id") == run.get("run_id"):
+            run = {**before, **run}
+        self._storage.write(RUN, json.dumps(dict(run), sort_keys=True).encode())
+
+    def set_aside(self, step: int, attempt: str, name: str = "aside") -> str:
+        """Move a step out of the way, to ``<name>-<step>-<attempt>``; no byte of it is lost.
+
+        Args:
+            step: Global step.
+            attempt: Who does it.
+            name: ``"aside"`` or ``"damaged"``.
+
+        Returns:
+            Where it went, relative to the directory.
+
+        Raises:
+            StorageError: It could not be moved.
+        """
+        taken = self._list_root()
+        target = f"{name}-{step}-{attempt}"
+        for again in range(2, 1000):
+            if target not in taken:
+                break
+            target = f"{name}-{step}-{attempt}-{again}"
+        if self._storage.local_path is not None:
+            self._storage.rename(str(step), target)
+        else:
+            names = list(self._storage.walk(str(step)))
+            self._storage.map([lambda n=n: self._storage.copy(f"{step}/{n}", f"{target}/{n}") for n in names])
+            self._delete_step(step)
+        self._damaged.discard(step)
+        return target
+
+    def _survey(self, known: Mapping[int, CommitRecord] | None = None) -> Survey:
+        """Look at the whole directory; commit records in ``known`` are not read again."""
+        known = known or {}
+        listing = self._list_root()
+        directories = [name for name, entry in listing.items() if entry.is_dir]
+        numeric = sorted(int(name) for name in directories if _STEP_NAME.fullmatch(name))
+        unread = [step for step in numeric if step not in known]
+        data = self._storage.map([lambda s=s: self._read_commit(s) for s in unread])
+        survey = Survey(
+            {step: known[step] for step in numeric if step in known},
+            {},
+            [],
+            [name for name in directories if name.startswith(STAGING_PREFIX)],
+            [name for name in directories if name[:1].isdigit() and not _STEP_NAME.fullmatch(name)],
+        )
+        for step, content in zip(unread, data, strict=True):
+            if not content:
+                survey.uncommitted.append(step)
+                continue
+            try:
+                survey.committed[step] = decode(content, step)
+            except ValueError:
+                survey.broken[step] = looks_torn(content)
+        return survey
+
+    def _list_root(self) -> dict[str, Any]:
+        try:
+            return self._storage.list()
+        except FileNotFoundError:
+            return {}
+
+    def _read_commit(self, step: int) -> bytes:
+        try:
+            return self._storage.read(f"{step}/{COMMIT}")
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+
+    def _compare(self, record: CommitRecord, targets: Mapping[str, str]) -> list[str]:
+        """Read the files of a step, into the local paths ``targets`` where given, and say what is wrong with them."""
+
+        def check(name: str, expected: Digest) -> str | None:
+            try:
+                found = self._storage.download(f"{record.step}/{name}", targets.get(name))
+            except FileNotFoundError:
+                return f"{name} is missing"
+            if found.size != expected.size:
+                return f"{name} has {found.size} bytes, {expected.size} were committed"
+            return None if found == expected else f"{name} does not hold the bytes that were committed"
+
+        found = self._storage.map([lambda n=n, d=d: check(n, d) for n, d in sorted(record.files.items())])
+        return [problem for problem in found if problem is not None]
+
+    def _delete_step(self, step: int) -> None:
+        # session.json goes last: while any file is left, it says whose leftover this is.
+        self._storage.delete_tree(str(step), first=(COMMIT,), last=(SESSION,))
+
+    def _pins(self) -> set[int]:
+        try:
+            return {int(name) for name in self._storage.list(PINS) if _STEP_NAME.fullmatch(name)}
+        except FileNotFoundError:
+            return set()
+
+    def _session_of(self, folder: str) -> dict[str, Any] | None:
+        """The session.json in ``folder``; None if there is none, ``{}`` if it is not readable as JSON."""
+        try:
+            session = json.loads(self._storage.read(f"{folder}/{SESSION}"))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return {}
+        return session if isinstance(session, dict) else {}
+
+
+def is_foreign_name(name: str) -> bool:
+    """Whether monsess never writes a file of that name into a step's directory."""
+    return name not in (SESSION, COMMIT, *ORBAX_MARKERS) and not name.startswith(f"{ITEM}/")
+
+
+def shown_error(error: BaseException) -> str:
+    """An error's text without credentials."""
+    text = str(error)
+    return mask(text if isinstance(error, StorageError) else f"{type(error).__name__}: {text}")

@@ -1,0 +1,122 @@
+"""Dispatches compiled steps with a bound on how far the device may fall behind."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from monsess.agreement import Agreement
+from monsess.binding import Call
+from monsess.engine import Compiled, compile_step
+from monsess.layout import Layout
+from monsess.placement import replicated
+from monsess.reduction import merge
+from monsess.step import Step
+
+_now = time.perf_counter
+
+
+class Outcome(NamedTuple):
+    """A dispatched step: its outputs in the user's structure, and the count of non-finite values in them."""
+
+    outputs: Any
+    nonfinite: jax.Array
+
+
+class Dispatcher:
+    """Owns the replicated state and the steps in flight.
+
+    Args:
+        agreement: Gives the signals that a dispatch carries.
+        max_in_flight: Steps that may be dispatched and unfinished at once.
+    """
+
+    def __init__(self, agreement: Agreement, max_in_flight: int) -> None:
+        self._agreement = agreement
+        self._max_in_flight = max_in_flight
+        self._compiled: dict[Step, Compiled] = {}
+        self._layouts: dict[Any, Layout] = {}
+        self._zero_signals: dict[Layout, jax.Array] = {}
+        self._in_flight: deque[tuple[int, jax.Array]] = deque()
+        self._state_layout: Layout | None = None
+        self.state: Any = None
+        #: int: every step up to this one is known to be finished on the devices.
+        self.finished_step = 0
+        #: dict of str to float: seconds spent compiling, and dispatching and waiting for steps.
+        self.seconds = {"compile": 0.0, "step": 0.0}
+
+    def put_state(self, state: Any, layout: Layout, step: int) -> None:
+        """Take over a placed state, as of ``step``."""
+        self.state = state
+        self._state_layout = layout
+        self._in_flight.clear()
+        self.finished_step = step
+
+    def layout_for(self, step: Step, default: Layout) -> Layout:
+        """The devices that ``step`` runs on."""
+        if step.devices is None or step.devices == tuple(default.devices):
+            return default
+        if step.devices not in self._layouts:
+            self._layouts[step.devices] = Layout(step.devices, step.axis_name)
+        return self._layouts[step.devices]
+
+    def run(self, step: Step, call: Call, layout: Layout, step_after: int) -> Outcome:
+        """Dispatch ``step`` and return without waiting for it.
+
+        Args:
+            step: The step.
+            call: Its arguments, laid out.
+            layout: The devices that it runs on.
+            step_after: The global step once it is done.
+        """
+        start = _now()
+        while len(self._in_flight) >= self._max_in_flight:
+            self._wait_for_oldest()
+        state = self._state_on(layout, keep=step.kind == "train")
+        first = step not in self._compiled
+        if first:
+            self._compiled[step] = compile_step(step, layout)
+        signals = self._agreement.signals()
+        if signals is None and not call.args and not call.named:
+            signals = self._zeros(layout)  # pmap needs a mapped argument
+        result = self._compiled[step](state, mapped=(signals, call.args, call.named))
+        if step.kind == "train":
+            self.state = result.state
+        self._in_flight.append((step_after, result.nonfinite))
+        self.seconds["compile" if first else "step"] += _now() - start
+        return Outcome(merge(result.reduced, result.stacked), result.nonfinite)
+
+    def _zeros(self, layout: Layout) -> jax.Array:
+        if layout not in self._zero_signals:
+            self._zero_signals[layout] = layout.scalar(np.int32(0))
+        return self._zero_signals[layout]
+
+    def wait(self) -> None:
+        """Wait for everything in flight."""
+        start = _now()
+        while self._in_flight:
+            self._wait_for_oldest()
+        self.seconds["step"] += _now() - start
+
+    def _wait_for_oldest(self) -> None:
+        step, token = self._in_flight.popleft()
+        try:
+            token.block_until_ready()
+        except Exception as error:
+            error.add_note(f"Raised on the devices by the run that led to step {step}.")
+            raise
+        self.finished_step = max(self.finished_step, step)
+
+    def _state_on(self, layout: Layout, keep: bool) -> Any:
+        if self._state_layout is layout or self._state_layout is None:
+            return self.state
+        if tuple(self._state_layout.devices) == tuple(layout.devices):
+            return self.state
+        moved = jax.device_put(self.state, replicated(layout))
+        if keep:
+            self.state, self._state_layout = moved, layout
+        return moved

@@ -1,0 +1,133 @@
+"""Files of the operating system: replaced atomically, forced to disk, and named literally."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from typing import BinaryIO, NamedTuple
+
+from monsess.workers import sign_of_life
+
+CHUNK_BYTES = 8 << 20
+#: str: how the name of a file that is still being written begins; the file is renamed when it is whole.
+TEMPORARY_PREFIX = ".monsess-tmp-"
+
+
+class Entry(NamedTuple):
+    """One name in a directory: its last component, whether it is a directory, and its size in bytes if known."""
+
+    name: str
+    is_dir: bool
+    size: int | None
+
+
+class Digest(NamedTuple):
+    """Size in bytes and sha256 (hex) of what was moved."""
+
+    size: int
+    sha256: str
+
+
+class LocalFiles:
+    """The operating system's files."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def _path(self, rel: str) -> str:
+        return os.path.join(self._root, *rel.split("/")) if rel else self._root
+
+    def ls(self, rel: str) -> list[Entry]:
+        found = []
+        with os.scandir(self._path(rel)) as entries:
+            for entry in entries:
+                is_dir = entry.is_dir()
+                try:
+                    size = None if is_dir else entry.stat().st_size
+                except FileNotFoundError:  # a dangling link, or gone since
+                    size = None
+                found.append(Entry(entry.name, is_dir, size))
+        return found
+
+    def read(self, rel: str) -> bytes:
+        with open(self._path(rel), "rb") as file:
+            return file.read()
+
+    def write(self, rel: str, data: bytes) -> None:
+        path = self._path(rel)
+        folder, name = os.path.split(path)
+        os.makedirs(folder, exist_ok=True)
+        temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{os.getpid()}-{threading.get_ident()}-{name}")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            _unlink_quietly(temporary)
+            raise
+        fsync_dir(folder)
+
+    def open_read(self, rel: str) -> BinaryIO:
+        return open(self._path(rel), "rb")
+
+    def open_write(self, rel: str) -> BinaryIO:
+        path = self._path(rel)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "wb")
+
+    def copy(self, source: str, target: str) -> None:
+        with self.open_read(source) as reader, self.open_write(target) as writer:
+            pump(reader, writer)
+
+    def rm(self, rel: str) -> None:
+        os.unlink(self._path(rel))
+
+    def rmdir(self, rel: str) -> None:
+        path = self._path(rel)
+        os.unlink(path) if os.path.islink(path) else os.rmdir(path)
+
+
+def fsync_dir(path: str) -> None:
+    """Force the names in the local directory ``path`` to disk, where the system can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(path: str) -> None:
+    """Force all files and names below the local directory ``path`` to disk."""
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        fsync_dir(folder)
+
+
+def _unlink_quietly(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def pump(reader: BinaryIO, writer: BinaryIO | None) -> Digest:
+    """Move all bytes from ``reader`` to ``writer``, or nowhere, in bounded memory, and say what they were."""
+    digest = hashlib.sha256()
+    size = 0
+    while chunk := reader.read(CHUNK_BYTES):
+        sign_of_life()
+        digest.update(chunk)
+        size += len(chunk)
+        if writer is not None:
+            writer.write(chunk)
+    return Digest(size, digest.hexdigest())

@@ -1,0 +1,153 @@
+"""The state on the devices: placed once, viewed on the first device, copied for a checkpoint, compared between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from monsess.errors import ReplicasDifferError, UnstorableLeafError
+from monsess.layout import Layout
+from monsess.reduction import path_name
+from monsess.spmd import bit_hash
+
+
+def place(state: Any, layout: Layout) -> Any:
+    """Put a private copy of a state on all devices of ``layout``, replicated, with strong dtypes.
+
+    The copy keeps the caller's arrays usable when the step donates the state, and the committed placement lets the
+    step be compiled once only.
+
+    Args:
+        state: A pytree of jax, numpy and Python numbers and typed PRNG keys, of any placement.
+        layout: The devices.
+
+    Returns:
+        The same pytree of jax arrays.
+
+    Raises:
+        UnstorableLeafError: An integer that the dtype JAX would give it cannot hold.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(state)
+    copies = [_private_copy(path_name(path), leaf) for path, leaf in paths]
+    return jax.device_put(jax.tree_util.tree_unflatten(structure, copies), replicated(layout))
+
+
+def replicated(layout: Layout) -> NamedSharding:
+    """The sharding of a state on the devices of ``layout``."""
+    return NamedSharding(layout.mesh, PartitionSpec())
+
+
+def on_first_device(tree: Any) -> Any:
+    """The first local device's copy of every array of ``tree``; touches no other device and copies nothing."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+class Snapshotter:
+    """Takes copies of the state that later donated steps leave alone, without waiting for the device.
+
+    Args:
+        on_host: Copy to host memory instead, which waits for the step; for devices short of memory.
+    """
+
+    def __init__(self, on_host: bool = False) -> None:
+        self._on_host = on_host
+        self._copy = jax.jit(_copy_leaves)
+
+    def __call__(self, state: Any) -> list[Any]:
+        """Return the leaves of ``state``, in flatten order, as private copies."""
+        leaves = [leaf.addressable_data(0) for leaf in jax.tree.leaves(state)]
+        if self._on_host:
+            return [_to_host(leaf) for leaf in leaves]
+        return self._copy(leaves)
+
+
+def _copy_leaves(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(leaf) for leaf in leaves]
+
+
+def _to_host(leaf: jax.Array) -> Any:
+    return leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.array(leaf)
+
+
+class ReplicaCheck:
+    """Compares a bit-hash of the state between the local devices.
+
+    Args:
+        layout: The devices; with one of them there is nothing to compare.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._hash: Callable[[Any], jax.Array] | None = None
+        if layout.device_count > 1:
+            mapped, whole = PartitionSpec(layout.axis_name), PartitionSpec()
+            per_device = jax.shard_map(
+                lambda leaves: bit_hash(leaves)[None],
+                mesh=layout.mesh,
+                in_specs=(whole,),
+                out_specs=mapped,
+                check_vma=False,
+            )
+            self._hash = jax.jit(per_device)
+
+    def dispatch(self, state: Any) -> jax.Array | None:
+        """Start hashing; returns ``[local devices, leaves]`` uint32 on its way, or None with one device."""
+        return None if self._hash is None else self._hash(jax.tree.leaves(state))
+
+    @staticmethod
+    def check(hashes: jax.Array | None, names: list[str], step: int) -> None:
+        """Raise if the devices' hashes differ; waits for them.
+
+        Raises:
+            ReplicasDifferError: Naming the differing leaves.
+        """
+        if hashes is None:
+            return
+        rows = np.asarray(hashes)
+        differing = [name for name, column in zip(names, rows.T, strict=True) if (column != column[0]).any()]
+        if differing:
+            shown = ", ".join(differing[:8]) + (f" and {len(differing) - 8} more" if len(differing) > 8 else "")
+            raise ReplicasDifferError(
+                f"After step {step} the {rows.shape[0]} local devices hold different values in: {shown}. Most often the "
+                'gradients were not averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that differs '
+                "on purpose is made inside the step by monsess.per_device_key, and not stored. "
+                "check_replicas=False turns this check off."
+            )
+
+
+def _private_copy(name: str, leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        return jnp.asarray(jnp.copy(leaf), dtype=leaf.dtype)
+    array = np.array(leaf)
+    target = jax.dtypes.canonicalize_dtype(array.dtype)
+    if target == array.dtype:
+        return array
+    narrowed = array.astype(target)
+    if np.issubdtype(array.dtype, np.integer) and not np.array_equal(narrowed.astype(array.dtype), array):
+        raise UnstorableLeafError(
+            f"State leaf {name!r} holds {array.dtype} values that {target} cannot hold, and JAX's 64-bit types are off. "
+            'Store it as an array that fits, or switch them on: jax.config.update("jax_enable_x64", True).'
+        )
+    return narrowed
+
+
+def placed_structure(state: Any) -> Any:
+    """What `place` would make of a state, as `jax.ShapeDtypeStruct` leaves, without placing it.
+
+    Args:
+        state: A pytree of arrays, numbers and `jax.ShapeDtypeStruct`.
+    """
+    return jax.tree.map(_placed_leaf, state)
+
+
+def _placed_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    array = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))

@@ -1,0 +1,177 @@
+"""Calls a list of hooks: in order before and after a run, in reverse at the end, each with exactly one ending.
+
+The shape is pluggy's: set-up in order, tear-down in reverse and for everyone, and the first error is the one raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from monsess.errors import HookError
+from monsess.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    check_no_duplicates,
+    check_state_is_json,
+    hook_name,
+)
+from monsess.log import logger
+
+if TYPE_CHECKING:
+    from monsess.coordinator import Coordinator
+    from monsess.session import MonitoredSession
+
+_now = time.perf_counter
+
+
+class HookRunner:
+    """The hooks of one session, and the time that each of them takes.
+
+    Args:
+        hooks: Checked hooks (`monsess.hook.check_hooks`), in order.
+        chief_only: Those among them that run on the chief alone.
+
+    Raises:
+        HookError: The same object twice.
+    """
+
+    def __init__(self, hooks: tuple[Any, ...], chief_only: tuple[Any, ...] = ()) -> None:
+        check_no_duplicates(hooks)
+        self.hooks = hooks
+        self.keys = _keys(hooks)
+        self._chief_only = {id(hook) for hook in chief_only}
+        self._began: list[Any] = []
+        #: dict of str to float: seconds spent in each hook's methods, by key.
+        self.seconds: dict[str, float] = dict.fromkeys(self.keys, 0.0)
+        # A method that is not overridden is not called: it costs nothing per step.
+        self._before = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "before_run")]
+        self._after = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "after_run")]
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds spent in all hooks."""
+        return sum(self.seconds.values())
+
+    def begin(self) -> None:
+        """Call ``begin`` in order; a hook whose ``begin`` was reached gets an ending."""
+        for hook, key in zip(self.hooks, self.keys, strict=True):
+            self._began.append(hook)
+            self._call(hook, key, "begin")
+
+    def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
+        """Call ``after_create_session`` in order."""
+        for hook, key in zip(self.hooks, self.keys, strict=True):
+            self._call(hook, key, "after_create_session", session, coord)
+
+    def before_run(self, context: SessionRunContext) -> dict[str, SessionRunArgs]:
+        """Call ``before_run`` in order.
+
+        Returns:
+            By hook key, what the hooks that asked for something asked for.
+
+        Raises:
+            HookError: A hook returned something else than None or SessionRunArgs.
+        """
+        requests: dict[str, SessionRunArgs] = {}
+        for hook, key in self._before:
+            context._chief_only = id(hook) in self._chief_only
+            wanted = self._call(hook, key, "before_run", context)
+            if wanted is None:
+                continue
+            if not isinstance(wanted, SessionRunArgs):
+                raise HookError(
+                    f"{hook_name(hook)}.before_run must return None or SessionRunArgs, found {type(wanted).__name__}."
+                )
+            requests[key] = wanted
+        return requests
+
+    def after_run(self, context: SessionRunContext, results: Mapping[str, Any], nonfinite: Any) -> None:
+        """Call ``after_run`` in order, each hook with its own results."""
+        nothing = SessionRunValues(None, nonfinite)
+        for hook, key in self._after:
+            context._chief_only = id(hook) in self._chief_only
+            values = SessionRunValues(results[key], nonfinite) if key in results else nothing
+            self._call(hook, key, "after_run", context, values)
+
+    def end(self, session: MonitoredSession) -> None:
+        """Give every hook that began its clean ending, in reverse; raise the first error with the rest attached."""
+        self._ending("end", session)
+
+    def on_error(self, session: MonitoredSession, error: BaseException) -> None:
+        """Give every hook that began its other ending, in reverse; what they raise is logged and noted on ``error``."""
+        try:
+            self._ending("on_error", session, error)
+        except BaseException as second:
+            logger.error("a hook failed while it handled %s: %r", type(error).__name__, second)
+            error.add_note(f"While handling this, a hook raised {second!r}.")
+
+    def state_dicts(self) -> dict[str, Any]:
+        """The state of every hook that has one, by key; checked to be JSON."""
+        states = {}
+        for hook, key in zip(self.hooks, self.keys, strict=True):
+            state = self._call(hook, key, "state_dict") if _overrides(hook, "state_dict") else {}
+            if state:
+                check_state_is_json(hook, state)
+                states[key] = state
+        return states
+
+    def load_state_dicts(self, states: Mapping[str, Any]) -> None:
+        """Give each hook back what was stored under its key."""
+        for hook, key in zip(self.hooks, self.keys, strict=True):
+            if key in states:
+                self._call(hook, key, "load_state_dict", states[key])
+            elif states and _overrides(hook, "load_state_dict"):
+                logger.info("the checkpoint holds no state of hook %s; it starts afresh", key)
+        unknown = [key for key in states if key not in self.keys]
+        if unknown:
+            logger.warning("the checkpoint holds the state of hooks that this session does not have: %s", unknown)
+
+    def _ending(self, method: str, *args: Any) -> None:
+        first: BaseException | None = None
+        began, self._began = self._began, []
+        for hook in reversed(began):
+            try:
+                self._call(hook, self.keys[_index(self.hooks, hook)], method, *args)
+            except BaseException as error:
+                if first is None:
+                    first = error
+                else:
+                    first.add_note(f"Then {hook_name(hook)}.{method} raised {error!r}.")
+                    logger.error("%s.%s raised %r", hook_name(hook), method, error)
+        if first is not None:
+            raise first
+
+    def _call(self, hook: Any, key: str, method: str, *args: Any) -> Any:
+        start = _now()
+        try:
+            return getattr(hook, method)(*args)
+        except BaseException as error:
+            error.add_note(f"Raised by hook {hook_name(hook)} in {method}.")
+            raise
+        finally:
+            self.seconds[key] += _now() - start
+
+
+def _index(hooks: tuple[Any, ...], hook: Any) -> int:
+    return next(i for i, one in enumerate(hooks) if one is hook)
+
+
+def _keys(hooks: tuple[Any, ...]) -> tuple[str, ...]:
+    """Stable names for hooks: the class name, numbered where a class occurs more than once."""
+    counts: dict[str, int] = {}
+    keys = []
+    for hook in hooks:
+        name = hook_name(hook)
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        keys.append(name if number == 0 else f"{name}#{number}")
+    return tuple(keys)
+
+
+def _overrides(hook: Any, method: str) -> bool:
+    found: Callable[..., Any] = getattr(hook, method)
+    return getattr(found, "__func__", found) is not getattr(SessionRunHook, method)

@@ -1,0 +1,223 @@
+"""Between the session and its checkpoints: finds one to restore, decides what a save holds, tells the listeners."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from monsess.checkpoint import CheckpointOptions, CheckpointStore, Retention
+from monsess.checkpoint.leaves import LeafSpec, describe
+from monsess.checkpoint.restore import Restored, find_restorable
+from monsess.checkpoint.saver import Saver, Snapshot
+from monsess.errors import NonFiniteStateError, SaveError
+from monsess.log import logger
+from monsess.placement import ReplicaCheck, Snapshotter, on_first_device
+
+if TYPE_CHECKING:
+    from monsess.session import MonitoredSession
+
+
+class Saving:
+    """The checkpoints of one session; does nothing where there is no directory.
+
+    Args:
+        url: The checkpoint directory, or None.
+        storage_options: For fsspec.
+        options: How to save and restore.
+        keep: Which checkpoints to keep.
+    """
+
+    def __init__(
+        self, url: str | None, storage_options: dict[str, Any] | None, options: CheckpointOptions, keep: Retention
+    ) -> None:
+        self.store = None if url is None else CheckpointStore(url, storage_options)
+        self.run_id = uuid.uuid4().hex[:12]
+        self.attempt = uuid.uuid4().hex[:8]
+        self._options = options
+        self._keep = keep
+        self._snapshot = Snapshotter(on_host=options.snapshot == "host")
+        self._saver: Saver | None = None
+        self._specs: list[LeafSpec] = []
+        self._listeners: list[Any] = []
+        self._protected: set[int] = set()
+        self._taken: int | None = None  # the step of the newest snapshot that was handed over or restored
+        self._committed: int | None = None  # the newest step known to be committed
+
+    @property
+    def last_committed(self) -> int | None:
+        """The newest committed step that this session wrote or restored."""
+        return self._committed
+
+    @property
+    def commits(self) -> int:
+        """How many checkpoints this session has committed."""
+        return 0 if self._saver is None else self._saver.saves
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds for which a full queue held the training thread."""
+        return 0.0 if self._saver is None else self._saver.stalled_seconds
+
+    def find(self, restore_step: int | None) -> Restored | None:
+        """The checkpoint to restore; None only if there is proven to be none."""
+        if self.store is None:
+            return None
+        if self._saver is not None:
+            self._saver.wait()  # a recovery restores the newest step, which may still be on its way
+        restored = find_restorable(self.store, strict=self._options.strict, restore_step=restore_step)
+        if restored is None:
+            run = self.store.read_run()
+            if run is not None and run.get("run_id"):
+                self.run_id = str(run["run_id"])  # an attempt that died before its first commit is the same run
+            return None
+        self.run_id = str(restored.session["run_id"])
+        return restored
+
+    def start(self, state: Any, restored: Restored | None) -> None:
+        """Take note of the state at the start, whose leaves and infinities later saves are measured against."""
+        specs = describe(on_first_device(state))
+        if restored is not None:
+            finite = {spec.path: spec.finite for spec in restored.specs}
+            specs = [spec.with_finite(finite.get(spec.path, spec.finite)) for spec in specs]
+            self._protected.add(restored.step)
+        self._specs = specs
+        self._taken = self._committed = None if restored is None else restored.step
+        if self.store is not None:
+            self._snapshot(state)  # compiled now rather than at the first save
+
+    def open_for_writing(self) -> None:
+        """Show that the store can be written, and get ready to save."""
+        if self.store is None or self._saver is not None:
+            return
+        run = self.store.read_run() or {}
+        self.store.write_run({**run, "run_id": self.run_id, "last_attempt": self.attempt})
+        self._saver = Saver(
+            self.store, self._options, self._keep, attempt=self.attempt, run_id=self.run_id, protect=self._protected
+        )
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the store is open for writing."""
+        return self._saver is not None
+
+    def add_listener(self, listener: Any) -> None:
+        """Have ``listener`` told of every save; adding it twice changes nothing."""
+        if all(one is not listener for one in self._listeners):
+            self._listeners.append(listener)
+
+    def save(self, session: MonitoredSession, content: Callable[[], dict[str, Any]], final: bool = False) -> None:
+        """Hand a snapshot of the current step over, once per step.
+
+        Args:
+            session: The session.
+            content: What session.json holds besides the leaf table.
+            final: The last save of the session.
+        """
+        step = session.global_step
+        if self.store is None or self._taken == step:
+            return
+        self.open_for_writing()
+        assert self._saver is not None
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        gate = session._gate(step)
+        snapshot = Snapshot(
+            step=step,
+            leaves=self._snapshot(session._replicated_state),
+            specs=self._specs,
+            session={
+                "step": step,
+                "run_id": self.run_id,
+                "attempt": self.attempt,
+                "versions": _versions(),
+                **content(),
+            },
+            gate=gate,
+            is_final=final,
+        )
+        self._saver.submit(snapshot)
+        self._taken = step
+
+    def poll(self, session: MonitoredSession) -> None:
+        """Tell listeners of new commits, and raise what went wrong in the background."""
+        if self._saver is not None:
+            self._tell(session, self._saver.poll())
+
+    def finish(self, session: MonitoredSession, content: Callable[[], dict[str, Any]]) -> None:
+        """Commit the current step unless it is committed, and wait for everything that was handed over.
+
+        Raises:
+            SaveError: The step did not become a checkpoint.
+            NonFiniteStateError: The state must not become one.
+        """
+        if self.store is None:
+            return
+        step = session.global_step
+        self.save(session, content, final=True)
+        self._wait(session)
+        if self._saver is not None and self._committed != step:
+            self._refuse_skipped(step)
+            self._taken = None  # a periodic save of this step did not make it: once more
+            self.save(session, content, final=True)
+            self._wait(session)
+            if self._committed != step:
+                raise SaveError(f"Step {step} was handed over to be saved, but was not committed.")
+
+    def drain(self) -> None:
+        """Let saves in flight end, within their limit; what goes wrong is logged."""
+        if self._saver is None:
+            return
+        try:
+            for step in self._saver.wait():
+                self._committed = step
+        except Exception as error:
+            logger.error("a checkpoint in flight was lost: %s", error)
+
+    def close(self) -> None:
+        """End the background thread."""
+        if self._saver is not None:
+            self._saver.close(wait=False)
+
+    def _wait(self, session: MonitoredSession) -> None:
+        if self._saver is not None:
+            self._tell(session, self._saver.wait())
+
+    def _tell(self, session: MonitoredSession, steps: list[int]) -> None:
+        for step in steps:
+            self._committed = step
+            session._committed(step)
+            for listener in self._listeners:
+                if listener.after_save(session, step):
+                    logger.info("A CheckpointSaverListener requested that training be stopped. listener: %r", listener)
+                    session.request_stop("a CheckpointSaverListener asked for it", everywhere=True)
+
+    def _refuse_skipped(self, step: int) -> None:
+        assert self._saver is not None
+        for skipped, path in self._saver.skipped:
+            if skipped == step:
+                raise NonFiniteStateError(
+                    f"The state of step {step} holds a non-finite value in {path!r} and was not committed. The newest "
+                    f"checkpoint is step {self._committed}. Look at the loss before that step; "
+                    "CheckpointOptions(check_finite=False) stores such states."
+                )
+
+
+def leaf_names(state: Any) -> list[str]:
+    """The paths of a state's leaves, in flatten order."""
+    return [spec.path for spec in describe(state)]
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "monsess": importlib.metadata.version("monsess"),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+    }
+
+
+__all__ = ["ReplicaCheck", "Saving", "leaf_names"]

@@ -1,0 +1,655 @@
+"""The monitored session: the loop that drives steps, hooks, input and checkpoints.
+
+::
+
+    with MonitoredTrainingSession(init_fn, data=data, checkpoint_dir=url, hooks=hooks) as sess:
+        while not sess.should_stop():
+            sess.run(train_step)
+
+The loop is `MonitoredSession._run_once`; what surrounds it is how a session begins, ends and recovers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from monsess import clock
+from monsess.agreement import Agreement, StopReason
+from monsess.binding import bind, merge_feeds, wants_data
+from monsess.checkpoint import CheckpointOptions, Retention
+from monsess.checkpoint.leaves import describe
+from monsess.checkpoint.restore import Restored, fit
+from monsess.coordinator import Coordinator
+from monsess.data import Input
+from monsess.dispatch import Dispatcher, Outcome
+from monsess.errors import EndOfData, MonsessError, RunAfterStopError, SessionClosedError, StateNotReadyError
+from monsess.fetches import Fetcher
+from monsess.hook import SessionRunContext
+from monsess.layout import Layout
+from monsess.log import logger
+from monsess.placement import ReplicaCheck, on_first_device, place, placed_structure
+from monsess.recovery import Recovery, Restarts
+from monsess.runner import HookRunner
+from monsess.saving import Saving, leaf_names
+from monsess.scaffold import Scaffold, describe_state
+from monsess.step import Step
+from monsess.step_context import LeaveStepFn, StepContext
+from monsess.warm_start import warm_started
+from monsess.watch import Watches
+
+
+@final
+class MonitoredSession:
+    """Drives steps, hooks, input and checkpoints; made by `MonitoredTrainingSession`.
+
+    One session is used from one thread, as a context manager. Leaving its with-block by its end, ``break``,
+    ``return`` or `EndOfData` commits the final step and ends the hooks; any other exception gives the hooks their
+    ``on_error`` and saves nothing.
+    """
+
+    def _run_once(self, step: Step, args: tuple[Any, ...], with_hooks: bool) -> Any:
+        """One run: batch, before_run, the step on all devices, after_run, and what was agreed on."""
+        self._require_open(step)
+        self._saving.poll(self)
+        self._in_run = True
+        counted = step.kind == "train" and step.steps_per_run > 0
+        hooks = self._hooks if with_hooks and counted else self._no_hooks
+
+        context = SessionRunContext(self, args, self._global_step)
+        requests = hooks.before_run(context)
+        feeds = merge_feeds(requests) if requests else {}
+        takes_batch = self._input is not None and step.kind == "train" and wants_data(step, len(args), feeds)
+        item = self._input.peek() if takes_batch and self._input is not None else None
+        layout = self._dispatcher.layout_for(step, self._layout)
+        call = bind(step, args, feeds, layout, item, self._remainder)
+
+        outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run)
+        if item is not None and self._input is not None:
+            self._input.consume()
+        if step.kind == "train":
+            self._advance(step, outcome)
+        self._watches.run_through(self._dispatcher.finished_step)
+
+        context.global_step = self._global_step
+        results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
+        hooks.after_run(context, results, outcome.nonfinite)
+        self._in_run = False
+        if counted and with_hooks:
+            self._save_if_agreed()
+        return outcome.outputs
+
+    def __init__(
+        self,
+        *,
+        scaffold: Scaffold,
+        hooks: tuple[Any, ...],
+        chief_only_hooks: tuple[Any, ...],
+        data: Any,
+        checkpoint_dir: str | None,
+        storage_options: dict[str, Any] | None,
+        keep: Retention,
+        checkpoint: CheckpointOptions,
+        prefetch: int,
+        remainder: str,
+        max_in_flight: int,
+        check_replicas: bool,
+        stop_grace_period_secs: float,
+        recovery: Recovery,
+    ) -> None:
+        self.checkpoint_dir = checkpoint_dir
+        self.max_in_flight = max_in_flight
+        self._agreement = Agreement()
+        self._scaffold = scaffold
+        self._hooks = HookRunner(hooks, chief_only_hooks)
+        self._no_hooks = HookRunner(())
+        self._checkpoint_options = checkpoint
+        self._remainder = remainder
+        self._check_replicas = check_replicas
+        self._grace = stop_grace_period_secs
+        self._allow_reinit = recovery.allow_reinit
+        self._layout = Layout(jax.local_devices())
+        self._replicas = ReplicaCheck(self._layout)
+        self._dispatcher = Dispatcher(self._agreement, max_in_flight)
+        self._fetcher = Fetcher()
+        self._watches = Watches()
+        self._coord = Coordinator(clean_stop_exception_types=())
+        self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep)
+        self._input = None if data is None else Input(data, self._layout, prefetch=prefetch, remainder=remainder)
+
+        self._input_start = {} if self._input is None else self._input.position()
+
+        self._global_step = 0
+        self._steps_run = 0
+        self._limit: tuple[int, str] | None = None
+        self._restored_from: int | None = None
+        self._restarts = Restarts(recovery, self._create, lambda: self._coord.requested_exception, self._forget_threads)
+        self._ended = False
+        self._unsaved_auxiliary = False
+        self._checked_first_step = False
+        self._in_run = False
+        self._phase = "starting"
+        self._outputs: Any = None
+        self._leaf_names: list[str] = []
+        self._started = clock.monotonic()
+        self._save_seconds = 0.0
+        self._error: BaseException | None = None
+
+        try:
+            self._hooks.begin()
+            self._hook_states_at_begin = self._hooks.state_dicts()
+            self._restarts.create()
+            self._log_start()
+            if self._agreement.stop is None:
+                self._saving.open_for_writing()
+        except BaseException as error:
+            self._leave_with_error(error)
+            raise
+        self._phase = "open"
+
+    # ---- running
+
+    def run(self, step: Step, *args: Any) -> Any:
+        """Run a step once on all local devices and return its outputs without waiting for them.
+
+        A train step advances ``global_step``, triggers the hooks and takes its batch from the session's ``data``
+        unless one is handed over. It waits for the step ``max_in_flight`` runs ago at most. An eval step never
+        changes the state, triggers no hook and never takes a batch from ``data``.
+
+        Args:
+            step: Made by `train_step` or `eval_step`.
+            *args: The step's arguments after the state, leaves ``[local_batch, ...]``; the leading axis must be a
+                multiple of the local device count. A value without axes goes to every device.
+
+        Returns:
+            The step's outputs, reduced as the step says; converting one waits for the step.
+
+        Raises:
+            EndOfData: ``data`` has ended; a clean end inside the with-block.
+            RunAfterStopError: A stop was agreed on.
+            SessionClosedError: The session is closed.
+            BatchError: The batch does not fit the devices.
+            SaveError: A save that was accepted earlier was lost.
+        """
+        return self._call(lambda: self._run_once(step, args, with_hooks=True))
+
+    def run_without_hooks(self, step: Step, *args: Any) -> Any:
+        """Run a step as `run` does, but trigger no hook and no save.
+
+        A train step still takes its batch from ``data`` and advances ``global_step``, and a `StopAtStepHook`'s limit
+        still makes `should_stop` true.
+
+        Args:
+            step: As in `run`.
+            *args: As in `run`.
+
+        Returns:
+            As in `run`.
+
+        Raises:
+            EndOfData: As in `run`, like the other errors there.
+        """
+        return self._call(lambda: self._run_once(step, args, with_hooks=False))
+
+    def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
+        """Call ``step_fn(step_context)``, which runs steps with or without hooks and may ask for a stop.
+
+        After a transient error the whole function is called again.
+
+        Args:
+            step_fn: A function or bound method whose only argument is ``step_context``.
+
+        Returns:
+            What ``step_fn`` returns.
+
+        Raises:
+            ValueError: ``step_fn`` has other arguments.
+            EndOfData: ``step_context.request_stop`` was called; a clean end inside the with-block.
+        """
+        names = [p.name for p in inspect.signature(step_fn).parameters.values()]
+        if names != ["step_context"]:
+            raise ValueError(
+                f"`step_fn` may either have one `step_context` argument, or be a method with `self` and it; found {names}."
+            )
+        self._require_open(None)
+        return self._call(lambda: step_fn(StepContext(self)))
+
+    def evaluate(self, fetches: Any, feed_dict: dict[str, Any] | None = None) -> Any:
+        """Evaluate fetches, as hooks write them, on the newest state and outputs.
+
+        Args:
+            fetches: A pytree of output names and functions ``f(state, outputs)``.
+            feed_dict: Keyword arguments for the functions.
+
+        Returns:
+            The values in the structure of ``fetches``, on the device.
+
+        Raises:
+            FetchError: An unknown name, or a name before any step has run.
+        """
+        return self._fetcher(fetches, self._dispatcher.state, self._outputs, "evaluate", feed_dict)
+
+    # ---- stopping and saving
+
+    def should_stop(self) -> bool:
+        """Whether the loop is to end: a stop was agreed on, or ``data`` is known to have ended.
+
+        It may wait for the next batch, so that `run` is never called in vain.
+        """
+        if self._phase == "closed":
+            return True
+        self._restarts.look_at_threads()
+        if self._agreement.stop is None and self._input is not None and self._input.ended():
+            self._ended = True
+            self._stop(StopReason("END_OF_DATA", by="the input"))
+        return self.stop_requested
+
+    def request_stop(self, reason: Any = None, everywhere: bool = False) -> None:
+        """Ask for a clean stop; with one process it is agreed on at once.
+
+        Args:
+            reason: A sentence for people, or a `StopReason`.
+            everywhere: The decision is the same on all processes by construction.
+        """
+        if not isinstance(reason, StopReason):
+            reason = StopReason("REQUESTED", "" if reason is None else str(reason))
+        self._stop(reason, everywhere)
+
+    def request_save(self, everywhere: bool = False) -> None:
+        """Ask for a checkpoint: after the current run and all its hooks, or now between two runs.
+
+        A step that is saved already is not saved again. Without a ``checkpoint_dir`` this does nothing.
+
+        Args:
+            everywhere: The decision is the same on all processes by construction.
+        """
+        self._agreement.want_save(everywhere)
+        if self._phase == "open" and not self._in_run:
+            self._save_if_agreed()
+
+    def stop_at_step(self, last_step: int, by: str = "") -> None:
+        """Stop as soon as ``global_step`` is ``last_step`` or more, at once if it is already.
+
+        Args:
+            last_step: Completed updates after which to stop. Of several limits the smallest counts.
+            by: Who asks, for the log.
+        """
+        if self._limit is None or last_step < self._limit[0]:
+            self._limit = (last_step, by)
+        self._stop_at_limit()
+
+    def add_saver_listener(self, listener: Any) -> None:
+        """Have a `CheckpointSaverListener` told of every save of this session.
+
+        Args:
+            listener: Its ``before_save`` runs before each snapshot, its ``after_save`` after each commit, both in the
+                training thread.
+        """
+        self._saving.add_listener(listener)
+
+    def close(self) -> None:
+        """End the session cleanly: commit the final step, end the hooks. Calling it again does nothing."""
+        if self._phase == "open":
+            self._leave_cleanly()
+
+    # ---- what can be read
+
+    @property
+    def global_step(self) -> int:
+        """Completed updates, exact, known without reading a device."""
+        return self._global_step
+
+    @property
+    def state(self) -> Any:
+        """This process's copy of the state on its first device; valid until the next train step, which donates it."""
+        return on_first_device(self._dispatcher.state)
+
+    def state_copy(self) -> Any:
+        """A copy of `state` that stays valid."""
+        return jax.tree.map(_copy, self.state)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return self._agreement.is_chief
+
+    @property
+    def process_count(self) -> int:
+        """Processes of this job."""
+        return self._agreement.process_count
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop was agreed on or asked for by a thread; unlike `should_stop` it never waits."""
+        return self._agreement.stop is not None or self._coord.should_stop()
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the session stops or stopped, or None."""
+        return self._agreement.stop
+
+    @property
+    def restored_from(self) -> int | None:
+        """The step of the checkpoint that was restored last, or None."""
+        return self._restored_from
+
+    @property
+    def recoveries(self) -> int:
+        """How often this session has recovered from a transient error."""
+        return self._restarts.recoveries
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run, shared by all attempts that resumed from one another."""
+        return self._saving.run_id
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where the time went so far: "input", "compile", "step", "hooks", "save", in seconds."""
+        return {
+            "input": 0.0 if self._input is None else self._input.seconds_waited,
+            **self._dispatcher.seconds,
+            "hooks": self._hooks.total_seconds,
+            "save": self._save_seconds,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What this session did, for people and programs.
+
+        Returns:
+            A dict: run_id, steps, global_step, seconds, steps_per_second, saves, last_committed, recoveries,
+            stop_reason, where the time went, and the time of each hook.
+        """
+        elapsed = clock.monotonic() - self._started
+        stop = self._agreement.stop
+        return {
+            "run_id": self.run_id,
+            "steps": self._steps_run,
+            "global_step": self._global_step,
+            "restored_from": self._restored_from,
+            "seconds": elapsed,
+            "steps_per_second": self._steps_run / elapsed if elapsed > 0 else 0.0,
+            "saves": self._saving.commits,
+            "last_committed": self._saving.last_committed,
+            "recoveries": self.recoveries,
+            "stop_reason": None if stop is None else stop.name,
+            "time": self.seconds,
+            "hooks": dict(self._hooks.seconds),
+        }
+
+    # ---- beginning
+
+    def _create(self) -> None:
+        """Restore or initialise the state, and tell the hooks that it exists; also after a recovery."""
+        restored = self._saving.find(self._checkpoint_options.restore_step)
+        if restored is None and self.recoveries and not self._allow_reinit:
+            raise MonsessError(
+                "There is no checkpoint to recover from. Pass checkpoint_dir=, or allow starting again from step 0 with "
+                "Recovery(allow_reinit=True)."
+            )
+        state = self._initial_state() if restored is None else self._restored_state(restored)
+        missing = self._scaffold.missing(state)
+        if missing:
+            raise StateNotReadyError(
+                f"Init operations did not make model ready: Scaffold.ready_fn found missing: {', '.join(missing)}."
+            )
+        step = 0 if restored is None else restored.step
+        self._global_step = step
+        self._restored_from = None if restored is None else step
+        self._dispatcher.put_state(place(state, self._layout), self._layout, step)
+        self._leaf_names = leaf_names(self.state)
+        self._watches.clear()
+        self._checked_first_step = False
+        self._unsaved_auxiliary = False
+        self._outputs = None
+        self._saving.start(self._dispatcher.state, restored)
+        self._position_input(restored)
+        self._hooks.load_state_dicts(self._hook_states_at_begin if restored is None else restored.session["hooks"])
+        self._hooks.after_create_session(self, self._coord)
+        self._stop_at_limit()
+
+    def _initial_state(self) -> Any:
+        assert self._scaffold.init_fn is not None
+        state = self._scaffold.init_fn()
+        describe(state)  # what no checkpoint can hold is refused now, with its path
+        return warm_started(state, self._scaffold)
+
+    def _restored_state(self, restored: Restored) -> Any:
+        assert self._scaffold.init_fn is not None
+        structure = describe_state(self._scaffold.init_fn)
+        describe(structure)
+        return fit(restored, placed_structure(structure), convert=self._checkpoint_options.convert)
+
+    def _position_input(self, restored: Restored | None) -> None:
+        if self._input is None:
+            return
+        position = None if restored is None else restored.session.get("input")
+        if position is not None:
+            self._input.restore(position)
+        elif restored is not None or self.recoveries:
+            if restored is not None:
+                logger.warning("the checkpoint holds no input position: the input starts at its beginning")
+            if self.recoveries:
+                self._input.restore(self._input_start)
+
+    def _log_start(self) -> None:
+        where = (
+            "no checkpoint_dir, nothing is saved" if self._saving.store is None else f"in {self._saving.store.display}"
+        )
+        start = "fresh start at step 0" if self._restored_from is None else f"restored step {self._restored_from}"
+        devices = self._layout.device_count
+        logger.info(
+            "run %s: %s; %d device%s in %d process%s; %s",
+            self.run_id,
+            start,
+            devices,
+            "s" if devices != 1 else "",
+            self.process_count,
+            "es" if self.process_count != 1 else "",
+            where,
+        )
+
+    # ---- during the loop
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        """Make a call, again after a transient error, and note if it meets the end of the data."""
+        try:
+            return self._restarts.call(call)
+        except EndOfData as end:
+            if not isinstance(end, LeaveStepFn):
+                self._ended = True
+                self._stop(StopReason("END_OF_DATA", str(end), "the input"))
+            raise
+        finally:
+            self._in_run = False
+
+    def _advance(self, step: Step, outcome: Outcome) -> None:
+        """Count a dispatched train step and stop at the limit."""
+        self._global_step += step.steps_per_run
+        if step.steps_per_run == 0:
+            self._unsaved_auxiliary = True
+            return
+        self._outputs = outcome.outputs
+        self._unsaved_auxiliary = False
+        self._steps_run += step.steps_per_run
+        if not self._checked_first_step:
+            self._checked_first_step = True
+            if self._check_replicas:
+                hashes = self._replicas.dispatch(self._dispatcher.state)
+                self._replicas.check(hashes, self._leaf_names, self._global_step)
+        self._stop_at_limit()
+
+    def _stop_at_limit(self) -> None:
+        if self._limit is not None and self._global_step >= self._limit[0]:
+            last, by = self._limit
+            self._stop(StopReason("LAST_STEP", f"step {self._global_step} has reached the last step {last}", by), True)
+
+    def _stop(self, reason: StopReason, everywhere: bool = False) -> None:
+        self._agreement.want_stop(reason, everywhere)
+
+    def _fetch(self, fetches: Any, who: str) -> Any:
+        return self._fetcher(fetches, self._dispatcher.state, self._outputs, who)
+
+    def _watch(self, step: int, value: Any, check: Callable[[Any], None]) -> None:
+        self._watches.add(step, value, check)
+
+    def _save_if_agreed(self) -> None:
+        if self._agreement.save_agreed() and not self._unsaved_auxiliary:
+            self._agreement.save_taken()
+            start = time.perf_counter()
+            self._saving.save(self, self._content)
+            self._save_seconds += time.perf_counter() - start
+
+    def _content(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the state: everything else that a resumed run needs."""
+        return {
+            "hooks": self._hooks.state_dicts(),
+            "input": None if self._input is None else self._input.position(),
+        }
+
+    def _gate(self, step: int) -> Callable[[], None]:
+        """What has to hold before the checkpoint of ``step`` is committed; called by the thread that writes it."""
+        hashes = self._replicas.dispatch(self._dispatcher.state) if self._check_replicas else None
+        names = self._leaf_names
+
+        def gate() -> None:
+            self._watches.run_through(step)
+            self._replicas.check(hashes, names, step)
+
+        return gate
+
+    @property
+    def _replicated_state(self) -> Any:
+        return self._dispatcher.state
+
+    def _committed(self, step: int) -> None:
+        """A newer checkpoint shows progress: the budget of restarts is whole again."""
+        self._restarts.progress()
+
+    def _forget_threads(self) -> None:
+        """Before a recovery: end the coordinator's threads, shortly, and make it usable again."""
+        self._stop_threads(grace=min(self._grace, 10.0))
+        self._coord.clear_stop()
+
+    # ---- ending
+
+    def __enter__(self) -> MonitoredSession:
+        self._require_open(None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or isinstance(error, EndOfData):
+            self.close()
+            return error is not None
+        if self._phase == "open":
+            self._leave_with_error(error)
+        return False
+
+    def _leave_cleanly(self) -> None:
+        """The clean end: final commit, listeners, hooks; an error on the way turns it into the other one."""
+        try:
+            if self._coord.requested_exception is not None:
+                raise self._coord.requested_exception
+            self._dispatcher.wait()
+            self._watches.run_through(float("inf"))
+            if self._unsaved_auxiliary:
+                raise MonsessError(
+                    "The session ends after an auxiliary update (steps_per_run=0) that no counted step followed, so the "
+                    "state lies between two steps and cannot be saved. Run auxiliary updates before the counted step."
+                )
+            if self._agreement.stop is None:
+                reason = (
+                    StopReason("REQUESTED", by="a thread") if self._coord.should_stop() else StopReason("BODY_LEFT")
+                )
+                self._stop(reason)
+            start = time.perf_counter()
+            self._phase = "closing"
+            self._saving.finish(self, self._content)
+            self._save_seconds += time.perf_counter() - start
+        except BaseException as error:
+            self._leave_with_error(error)
+            raise
+        try:
+            self._hooks.end(self)
+            self._stop_threads(self._grace)
+            if self._coord.requested_exception is not None:
+                raise self._coord.requested_exception
+        finally:
+            self._release()
+
+    def _stop_threads(self, grace: float) -> None:
+        reported = self._coord.requested_exception
+        self._coord.request_stop()
+        try:
+            self._coord.join(stop_grace_period_secs=grace, ignore_live_threads=True)
+        except Exception as error:
+            if error is not reported:
+                raise
+
+    def _leave_with_error(self, error: BaseException) -> None:
+        """The other end: hooks get on_error, saves in flight may finish, nothing new is saved."""
+        self._phase = "closing"
+        self._stop(StopReason("ERROR", f"{type(error).__name__}: {error}"))
+        self._note_thread_error(error)
+        try:
+            self._hooks.on_error(self, error)
+            self._saving.drain()
+            self._stop_threads(self._grace)
+        except Exception as second:
+            logger.error("while the session was left for %s: %r", type(error).__name__, second)
+        finally:
+            self._release()
+
+    def _note_thread_error(self, error: BaseException) -> None:
+        reported = self._coord.requested_exception
+        if reported is not None and reported is not error:
+            error.add_note(f"A thread of the session had reported {reported!r}.")
+
+    def _release(self) -> None:
+        if self._phase == "closed":
+            return
+        self._phase = "closed"
+        if self._input is not None:
+            self._input.close()
+        self._saving.close()
+        last = self._saving.last_committed
+        logger.info(
+            "run %s: %d steps in %.1f s, now at step %d; stopped: %s; %s",
+            self.run_id,
+            self._steps_run,
+            clock.monotonic() - self._started,
+            self._global_step,
+            self._agreement.stop,
+            "nothing saved" if last is None else f"last commit is step {last}",
+        )
+
+    def _require_open(self, step: Any) -> None:
+        if self._phase == "closed" or (self._phase == "closing" and isinstance(step, Step) and step.kind == "train"):
+            raise SessionClosedError("The session is closed. Make a new MonitoredTrainingSession to go on.")
+        if step is not None and not isinstance(step, Step):
+            raise TypeError(
+                f"run needs a step made by monsess.train_step or monsess.eval_step, found {step!r}. Decorate it."
+            )
+        if step is None or step.kind != "train":
+            return
+        if self._ended:
+            raise EndOfData("The input has ended; there is no further batch.")
+        if self._agreement.stop is not None:
+            raise RunAfterStopError(
+                f"Run called even after should_stop requested: {self._agreement.stop}. End the loop with "
+                "`while not sess.should_stop()`."
+            )
+
+
+def _copy(leaf: jax.Array) -> jax.Array:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+    return jnp.copy(leaf)

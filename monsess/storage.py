@@ -1,0 +1,365 @@
+"""One directory of a store: every object by its literal name, one at a time, never from a cache.
+
+This is the only module that touches fsspec. Plain paths and ``file://`` go straight to the operating system, which
+alone can replace a file atomically and force it to disk. Nothing here uses globbing, recursive put, get or mv, fsspec
+transactions, or asks whether a directory exists.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
+
+from monsess.errors import StorageError
+from monsess.localfiles import Digest, Entry, LocalFiles, pump
+from monsess.log import mask
+from monsess.workers import StalledError, Workers, sign_of_life
+
+T = TypeVar("T")
+
+_LOCAL_SCHEMES = ("file://", "local://")
+_PERMANENT: tuple[type[BaseException], ...] = (
+    PermissionError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+)
+_PERMANENT_ERRNO = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
+
+
+class _Backend(Protocol):
+    """Single-object operations below one root; ``rel`` uses ``/`` and is ``""`` for the root itself."""
+
+    def ls(self, rel: str) -> list[Entry]: ...
+    def read(self, rel: str) -> bytes: ...
+    def write(self, rel: str, data: bytes) -> None: ...
+    def open_read(self, rel: str) -> BinaryIO: ...
+    def open_write(self, rel: str) -> BinaryIO: ...
+    def copy(self, source: str, target: str) -> None: ...
+    def rm(self, rel: str) -> None: ...
+    def rmdir(self, rel: str) -> None: ...
+
+
+class _Fsspec:
+    """A fresh fsspec filesystem, made by and for one thread."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        from fsspec.core import url_to_fs
+        from fsspec.implementations.cached import CachingFileSystem
+
+        for inner in url.split("::")[1:]:  # dir::s3://…: the filesystems further in have to be fresh as well
+            protocol = inner.split("://")[0]
+            options = {**options, protocol: {"skip_instance_cache": True, **options.get(protocol, {})}}
+        filesystem, root = url_to_fs(url, skip_instance_cache=True, **options)
+        while isinstance(filesystem, CachingFileSystem):
+            filesystem = filesystem.fs  # a cache of contents would hide what another process wrote
+        self._fs: Any = filesystem
+        self._root = str(root).rstrip("/")
+
+    def _path(self, rel: str) -> str:
+        return f"{self._root}/{rel}" if rel else self._root
+
+    def _uncache(self) -> None:
+        filesystem = self._fs
+        while filesystem is not None:
+            filesystem.invalidate_cache()
+            filesystem = getattr(filesystem, "fs", None)
+
+    def ls(self, rel: str) -> list[Entry]:
+        self._uncache()
+        path = self._path(rel)
+        own = path.strip("/")
+        found = []
+        for entry in self._fs.ls(path, detail=True):
+            full = str(entry["name"]).rstrip("/")
+            is_dir = entry.get("type") == "directory"
+            if full.strip("/") == own:  # a file lists as itself; some stores list a directory's marker object
+                if is_dir or str(entry["name"]).endswith("/") or not entry.get("size"):
+                    continue
+                raise NotADirectoryError(errno.ENOTDIR, "is an object, not a directory", path)
+            found.append(Entry(full.rsplit("/", 1)[-1], is_dir, None if is_dir else entry.get("size")))
+        return found
+
+    def read(self, rel: str) -> bytes:
+        self._uncache()
+        return self._fs.cat_file(self._path(rel))
+
+    def write(self, rel: str, data: bytes) -> None:
+        self._with_parent(rel, lambda path: self._fs.pipe_file(path, data))
+
+    def open_read(self, rel: str) -> BinaryIO:
+        self._uncache()
+        return self._fs.open(self._path(rel), "rb")
+
+    def open_write(self, rel: str) -> BinaryIO:
+        return self._with_parent(rel, lambda path: self._fs.open(path, "wb"))
+
+    def copy(self, source: str, target: str) -> None:
+        try:
+            self._with_parent(target, lambda path: self._fs.cp_file(self._path(source), path))
+        except NotImplementedError:
+            with self.open_read(source) as reader, self.open_write(target) as writer:
+                pump(reader, writer)
+
+    def rm(self, rel: str) -> None:
+        self._fs.rm_file(self._path(rel))
+
+    def rmdir(self, rel: str) -> None:
+        if rel:  # the root may be a bucket
+            self._fs.rmdir(self._path(rel))
+
+    def _with_parent(self, rel: str, write: Callable[[str], T]) -> T:
+        path = self._path(rel)
+        try:
+            return write(path)
+        except FileNotFoundError:  # a store with real directories: made only when they are found missing
+            self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            return write(path)
+
+
+class Storage:
+    """The objects below ``url``, with retries, and with a limit on every wait.
+
+    Every call runs in a daemon thread with a filesystem object of its own, so that a store which never answers holds
+    nobody. Transient errors are tried again with a fresh filesystem object; permission errors and the like are not.
+
+    Args:
+        url: A local path or any fsspec URL; taken literally.
+        options: Handed to the fsspec filesystem; never shown.
+        tries: How often an operation is tried.
+        backoff_secs: Wait before the second try, doubled for each further one.
+        stall_secs: How long an operation may give no sign of life.
+        workers: How many operations run at once.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        options: Mapping[str, Any] | None = None,
+        *,
+        tries: int = 4,
+        backoff_secs: float = 0.5,
+        stall_secs: float = 60.0,
+        workers: int = 8,
+    ) -> None:
+        self.url = os.fspath(url)
+        if not isinstance(self.url, str) or not self.url:
+            raise ValueError(f"A checkpoint directory must be a path or a URL, found {self.url!r}.")
+        self._options = dict(options or {})
+        self._tries = tries
+        self._backoff_secs = backoff_secs
+        self._stall_secs = stall_secs
+        self._workers = Workers(workers, "monsess-storage")
+        self._own = threading.local()
+        self._generation = 0
+        #: str | None: the absolute path, if the directory is on a local file system.
+        self.local_path = _local_path(self.url)
+        #: str: the URL as it may be shown to people.
+        self.shown = mask(self.local_path or self.url)
+
+    def list(self, rel: str = "") -> dict[str, Entry]:
+        """List one directory, uncached.
+
+        Returns:
+            Entries by name.
+
+        Raises:
+            FileNotFoundError: Proven absent.
+            StorageError: It could not be listed.
+        """
+        return self._do("list", rel, lambda backend: {entry.name: entry for entry in backend.ls(rel)})
+
+    def read(self, rel: str) -> bytes:
+        """Return a small object's bytes.
+
+        Raises:
+            FileNotFoundError: Proven absent.
+            StorageError: It could not be read.
+        """
+        return self._do("read", rel, lambda backend: backend.read(rel))
+
+    def write(self, rel: str, data: bytes) -> None:
+        """Write a small object, on a local file system atomically and durably.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        self._do("write", rel, lambda backend: backend.write(rel, data), absent=False)
+
+    def upload(self, rel: str, path: str) -> Digest:
+        """Write the local file ``path`` to ``rel``, hashed on the way.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+
+        def put(backend: _Backend) -> Digest:
+            with open(path, "rb") as reader, backend.open_write(rel) as writer:
+                return pump(reader, writer)
+
+        return self._do("write", rel, put, absent=False)
+
+    def download(self, rel: str, path: str | None) -> Digest:
+        """Write ``rel`` to the local file ``path``, or nowhere, hashed on the way.
+
+        Raises:
+            FileNotFoundError: Proven absent.
+            StorageError: It could not be read.
+        """
+
+        def get(backend: _Backend) -> Digest:
+            with backend.open_read(rel) as reader:
+                if path is None:
+                    return pump(reader, None)
+                with open(path, "wb") as writer:
+                    return pump(reader, writer)
+
+        return self._do("read", rel, get)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy one object.
+
+        Raises:
+            StorageError: It could not be copied.
+        """
+        self._do("copy", source, lambda backend: backend.copy(source, target), absent=False)
+
+    def delete(self, rel: str) -> None:
+        """Delete one object; one that is already gone is no error.
+
+        Raises:
+            StorageError: It could not be deleted.
+        """
+        try:
+            self._do("delete", rel, lambda backend: backend.rm(rel))
+        except FileNotFoundError:
+            pass
+
+    def walk(self, rel: str) -> dict[str, int | None]:
+        """All objects below ``rel``: names relative to it, with their sizes where the store tells them.
+
+        Raises:
+            FileNotFoundError: Proven absent.
+            StorageError: It could not be listed.
+        """
+        found: dict[str, int | None] = {}
+        pending = [""]
+        while pending:
+            listings = self.map([lambda d=d: self.list(f"{rel}/{d}" if d else rel) for d in pending])
+            below: list[str] = []
+            for directory, listing in zip(pending, listings, strict=True):
+                for entry in listing.values():
+                    name = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.is_dir:
+                        below.append(name)
+                    else:
+                        found[name] = entry.size
+            pending = below
+        return found
+
+    def delete_tree(self, rel: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> None:
+        """Delete all objects below ``rel``, those named ``first`` before and those named ``last`` after the others.
+
+        Raises:
+            StorageError: Something could not be deleted.
+        """
+        try:
+            names = list(self.walk(rel))
+        except FileNotFoundError:
+            return
+        for name in first:
+            if name in names:
+                self.delete(f"{rel}/{name}")
+        self.map([lambda n=n: self.delete(f"{rel}/{n}") for n in names if n not in first and n not in last])
+        for name in last:
+            if name in names:
+                self.delete(f"{rel}/{name}")
+        self._remove_directories(rel)
+
+    def map(self, functions: Sequence[Callable[[], T]]) -> list[T]:
+        """Run operations in parallel; results in order, the first error raised.
+
+        Raises:
+            StorageError: One of them failed or never ended.
+        """
+        try:
+            return self._workers.map(functions, self._stall_secs)
+        except StalledError as stalled:
+            raise self._error("use", "", stalled) from stalled
+
+    def _remove_directories(self, rel: str) -> None:
+        try:
+            for entry in self.list(rel).values():
+                if entry.is_dir:
+                    self._remove_directories(f"{rel}/{entry.name}")
+            self._do("delete", rel, lambda backend: backend.rmdir(rel))
+        except (StorageError, FileNotFoundError):
+            pass  # object stores have no directories; where there are some, an empty one disturbs nobody
+
+    def _do(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool = True) -> T:
+        try:
+            return self._workers.call(lambda: self._try(verb, rel, operation, absent), self._stall_secs)
+        except StalledError as stalled:
+            raise self._error(verb, rel, stalled) from stalled
+
+    def _try(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool) -> T:
+        for left in range(self._tries - 1, -1, -1):
+            sign_of_life()
+            try:
+                return operation(self._backend())
+            except FileNotFoundError as error:
+                if absent:
+                    raise
+                raise self._error(verb, rel, error) from error
+            except Exception as error:
+                self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
+                if isinstance(error, StorageError):
+                    raise
+                if not left or _is_permanent(error):
+                    raise self._error(verb, rel, error) from error
+            time.sleep(self._backoff_secs * 2 ** (self._tries - 1 - left))
+        raise AssertionError("unreachable")
+
+    def _backend(self) -> _Backend:
+        made = getattr(self._own, "made", None)
+        key = (self._generation, os.getpid())
+        if made is None or made[0] != key:
+            backend = LocalFiles(self.local_path) if self.local_path is not None else _Fsspec(self.url, self._options)
+            made = self._own.made = (key, backend)
+        return cast("_Backend", made[1])
+
+    def _error(self, verb: str, rel: str, error: BaseException) -> StorageError:
+        what = f"{rel!r} in {self.shown}" if rel else self.shown
+        reason = mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        if isinstance(error, PermissionError):
+            advice = "Check that the user or the credentials in storage_options may list, read and write there."
+        elif isinstance(error, (ImportError, ValueError)) and verb != "write":
+            advice = "Check the URL, and that the package that serves its protocol is installed."
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "Make room there, then start again: the last committed checkpoint is restored."
+        else:
+            advice = "Check the URL, storage_options and the connection, then start again."
+        return StorageError(f"Could not {verb} {what} ({reason}). {advice}")
+
+
+def _local_path(url: str) -> str | None:
+    for scheme in _LOCAL_SCHEMES:
+        if url.startswith(scheme):
+            return os.path.abspath(url[len(scheme) :] or "/")
+    if "://" in url:
+        return None
+    return os.path.abspath(os.path.expanduser(url) if url.startswith("~") else url)
+
+
+def _is_permanent(error: BaseException) -> bool:
+    return isinstance(error, _PERMANENT) or (isinstance(error, OSError) and error.errno in _PERMANENT_ERRNO)

@@ -1,0 +1,248 @@
+"""`MonitoredTrainingSession`: checks its arguments, adds the default hooks, and makes the session."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final, final
+
+import jax
+
+from monsess.checkpoint import CheckpointOptions, KeepLast, Retention
+from monsess.errors import ClusterError
+from monsess.hook import check_hooks
+from monsess.log import logger
+from monsess.recovery import Recovery
+from monsess.scaffold import Scaffold
+from monsess.session import MonitoredSession
+
+
+@final
+class _Default:
+    """The value of an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = _Default()
+_SAVE_SECS = 600
+
+
+def MonitoredTrainingSession(
+    init_fn: Callable[[], Any] | None = None,
+    *,
+    scaffold: Scaffold | None = None,
+    data: Iterable[Any] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    storage_options: dict[str, Any] | None = None,
+    hooks: Iterable[Any] = (),
+    chief_only_hooks: Iterable[Any] = (),
+    save_checkpoint_secs: float | _Default | None = DEFAULT,
+    save_checkpoint_steps: int | _Default | None = DEFAULT,
+    save_summaries_steps: int | _Default | None = DEFAULT,
+    save_summaries_secs: float | _Default | None = DEFAULT,
+    log_step_count_steps: int | None = 100,
+    summary_dir: str | None = None,
+    keep: Retention | None = None,
+    checkpoint: CheckpointOptions | None = None,
+    prefetch: int | None = None,
+    remainder: str = "error",
+    max_in_flight: int = 2,
+    check_replicas: bool = True,
+    stop_grace_period_secs: float = 120,
+    max_wait_secs: float = 7200,
+    failure_timeout_secs: float = 15,
+    stall_timeout_secs: float = 1800,
+    recovery: Recovery | None = None,
+    on_preemption: str = "exit",
+    master: str = "",
+    is_chief: bool | None = None,
+) -> MonitoredSession:
+    """Make a session that restores the newest checkpoint or calls ``init_fn``, and is ready to run steps.
+
+    Killed at any moment and started again, it continues as if nothing had happened: state, step, random stream, input
+    position and hook states come from one verified commit.
+
+    Args:
+        init_fn: ``() -> state``, any pytree of arrays and numbers; called only when nothing is restored.
+        scaffold: A `Scaffold` instead of ``init_fn``.
+        data: Iterable of batches for this process, leaves ``[local_batch, ...]``; consumed once, see `repeat`.
+        checkpoint_dir: Any fsspec URL or local path; None: nothing is saved.
+        storage_options: For fsspec: credentials and the like; never logged or stored.
+        hooks: `SessionRunHook` objects, in the order in which they run after the default ones.
+        chief_only_hooks: Hooks that run on the chief alone, before ``hooks``; they may not issue collectives.
+        save_checkpoint_secs: Seconds between saves, 600 by default. A number in one of the two cadences disables the
+            other's default; with both, whichever comes first; None switches off that one only.
+        save_checkpoint_steps: Save when a multiple of this many steps was crossed.
+        save_summaries_steps: Not available yet: a number is refused.
+        save_summaries_secs: Not available yet: a number is refused.
+        log_step_count_steps: Log the rate of steps when a multiple of this was crossed; None: never.
+        summary_dir: Not available yet: refused.
+        keep: Which checkpoints to keep; `KeepLast` (5) by default.
+        checkpoint: How to save and restore.
+        prefetch: Batches laid out ahead in the background; 2 by default, 0 for none.
+        remainder: For a batch that the local devices do not divide: "error", "drop" or "pad".
+        max_in_flight: Steps that may be dispatched and unfinished at once, >= 1.
+        check_replicas: Compare the devices' copies of the state after the first step and with every save.
+        stop_grace_period_secs: How long to wait for the coordinator's threads at the end.
+        max_wait_secs: How long other processes wait for the chief's initialised or restored state.
+        failure_timeout_secs: From any failure to the last exit, with several processes.
+        stall_timeout_secs: How long a peer may be silent.
+        recovery: What to do about transient errors; see `Recovery`.
+        on_preemption: "exit" or "return".
+        master: Accepted so that TensorFlow 1 code reads the same; must be empty.
+        is_chief: Accepted likewise; checked against the cluster, never trusted.
+
+    Returns:
+        A `MonitoredSession`, to be used in a ``with`` statement.
+
+    Raises:
+        ValueError: A cadence, size or limit that is not positive, two of ``init_fn`` and ``scaffold``, or a second
+            saver while the default one is on.
+        HookError: An object in a list of hooks that is not a usable hook.
+        UnstorableLeafError: The state has a leaf that no checkpoint can hold.
+        StateMismatchError: The stored state differs from the one that ``init_fn`` describes.
+        StorageError: The store refuses to be listed, read or written.
+        DamagedCheckpointError: There are committed checkpoints, but none is intact.
+        ClusterError: ``is_chief`` contradicts the cluster, or there are several processes.
+
+    Example:
+        >>> import jax, numpy as np, monsess as ms
+        >>> @ms.train_step
+        ... def step(w, batch):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((batch["x"] * w - batch["y"]) ** 2).mean())(w)
+        ...     return w - 0.1 * jax.lax.pmean(grad, "data"), {"loss": loss}
+        >>> x = np.linspace(0, 1, 8, dtype=np.float32)
+        >>> batches = [{"x": x, "y": 3 * x}] * 5
+        >>> with ms.MonitoredTrainingSession(lambda: 0.0, data=batches) as sess:
+        ...     while not sess.should_stop():
+        ...         outputs = sess.run(step)
+        >>> sess.global_step, sess.stop_reason == ms.StopReason.END_OF_DATA
+        (5, True)
+    """
+    if init_fn is not None and scaffold is not None:
+        raise ValueError("Pass init_fn or scaffold, not both: Scaffold(init_fn=...) holds the function too.")
+    if scaffold is not None and not isinstance(scaffold, Scaffold):
+        raise TypeError(f"scaffold must be a Scaffold, found {scaffold!r}.")
+    save_secs, save_steps = _save_cadence(save_checkpoint_secs, save_checkpoint_steps)
+    for name, value in (
+        ("log_step_count_steps", log_step_count_steps),
+        ("stop_grace_period_secs", stop_grace_period_secs),
+        ("max_wait_secs", max_wait_secs),
+        ("failure_timeout_secs", failure_timeout_secs),
+        ("stall_timeout_secs", stall_timeout_secs),
+    ):
+        _check_positive(name, value, allow_none=name == "log_step_count_steps")
+    _check_count("max_in_flight", max_in_flight, at_least=1)
+    prefetch = 2 if prefetch is None else prefetch
+    _check_count("prefetch", prefetch, at_least=0)
+    if remainder not in ("error", "drop", "pad"):
+        raise ValueError(f'remainder must be "error", "drop" or "pad", found {remainder!r}.')
+    if on_preemption not in ("exit", "return"):
+        raise ValueError(f'on_preemption must be "exit" or "return", found {on_preemption!r}.')
+    _refuse_summaries(save_summaries_steps, save_summaries_secs, summary_dir)
+    _check_cluster(master, is_chief)
+    directory = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
+    if directory is None and storage_options:
+        raise ValueError("storage_options were given without a checkpoint_dir.")
+
+    user_hooks = check_hooks(hooks)
+    chief_hooks = check_hooks(chief_only_hooks, "chief_only_hooks")
+    defaults = _default_hooks(directory, save_secs, save_steps, log_step_count_steps, chief_hooks + user_hooks)
+    return MonitoredSession(
+        scaffold=(scaffold or Scaffold(init_fn)).finalize(),
+        hooks=defaults + chief_hooks + user_hooks,
+        chief_only_hooks=chief_hooks,
+        data=data,
+        checkpoint_dir=directory,
+        storage_options=storage_options,
+        keep=KeepLast(5) if keep is None else keep,
+        checkpoint=CheckpointOptions() if checkpoint is None else checkpoint,
+        prefetch=prefetch,
+        remainder=remainder,
+        max_in_flight=max_in_flight,
+        check_replicas=check_replicas,
+        stop_grace_period_secs=stop_grace_period_secs,
+        recovery=Recovery() if recovery is None else recovery,
+    )
+
+
+def _default_hooks(
+    directory: str | None,
+    save_secs: float | None,
+    save_steps: int | None,
+    log_steps: int | None,
+    others: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """The hooks that every session has; the only place where the core knows built-in hooks."""
+    from monsess.hooks import CheckpointSaverHook, StepCounterHook
+
+    hooks: list[Any] = []
+    if log_steps is not None:
+        hooks.append(StepCounterHook(every_n_steps=log_steps))
+    if directory is not None and (save_secs is not None or save_steps is not None):
+        if any(isinstance(hook, CheckpointSaverHook) for hook in others):
+            raise ValueError(
+                "A second CheckpointSaverHook: the session saves to its checkpoint_dir already. Set the cadence with "
+                "save_checkpoint_steps= and save_checkpoint_secs=, or switch the default saver off by passing None for "
+                "both."
+            )
+        hooks.append(CheckpointSaverHook(save_secs=save_secs, save_steps=save_steps))
+    return tuple(hooks)
+
+
+def _save_cadence(secs: float | _Default | None, steps: int | _Default | None) -> tuple[float | None, int | None]:
+    given_steps = None if isinstance(steps, _Default) else steps
+    if isinstance(secs, _Default):
+        given_secs = _SAVE_SECS if given_steps is None else None
+    else:
+        given_secs = secs
+    _check_positive("save_checkpoint_secs", given_secs)
+    if given_steps is not None:
+        _check_count("save_checkpoint_steps", given_steps, at_least=1)
+    return given_secs, given_steps
+
+
+def _check_positive(name: str, value: Any, allow_none: bool = True) -> None:
+    if value is None and allow_none:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name} must be a positive number{' or None' if allow_none else ''}, found {value!r}.")
+
+
+def _check_count(name: str, value: Any, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name} must be an integer >= {at_least}, found {value!r}.")
+
+
+def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:
+    asked = [
+        f"{name}={value!r}"
+        for name, value in (
+            ("save_summaries_steps", steps),
+            ("save_summaries_secs", secs),
+            ("summary_dir", summary_dir),
+        )
+        if value is not None and not isinstance(value, _Default)
+    ]
+    if asked:
+        raise ValueError(
+            f"{', '.join(asked)}: this version of monsess writes no summaries yet. Leave the argument out; "
+            "LoggingTensorHook logs values."
+        )
+    if importlib.util.find_spec("tensorboard") is not None:
+        logger.debug("summaries are off: this version of monsess writes none yet")
+
+
+def _check_cluster(master: str, is_chief: bool | None) -> None:
+    if jax.process_count() > 1:
+        raise ClusterError(
+            f"Found {jax.process_count()} processes; this version of monsess trains with one process and all its local "
+            "devices. Start a single process."
+        )
+    if master:
+        raise ValueError(f"master={master!r}: monsess has no remote master; leave it empty. The cluster is JAX's.")
+    if is_chief is False:
+        raise ClusterError("is_chief=False, but this is the only process, and process 0 is the chief. Leave it out.")

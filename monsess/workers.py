@@ -1,0 +1,168 @@
+"""Daemon threads that do what may block for ever, so that whoever waits for them never does.
+
+`concurrent.futures` joins its threads when the interpreter exits; one stuck call to a store would then hold the exit.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_IDLE_SECS = 10.0
+_POLL_SECS = 0.2
+_local = threading.local()
+
+
+class StalledError(Exception):
+    """A job gave no sign of life for its whole limit; its thread is left behind."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds = seconds
+
+
+class AbandonedError(BaseException):
+    """Raised inside a job that nobody waits for any more, at its next sign of life."""
+
+
+class _Job:
+    __slots__ = ("abandoned", "beat", "done", "error", "function", "lost", "result", "started")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.done = threading.Event()
+        self.started = False
+        self.abandoned = False
+        self.lost = False
+        self.beat = 0.0
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+def inside_worker() -> bool:
+    """Whether the caller runs in a worker thread, where calls are made directly."""
+    return getattr(_local, "job", None) is not None
+
+
+def sign_of_life() -> None:
+    """Tell whoever waits for the current job that it moves; a job that was given up ends here."""
+    job: _Job | None = getattr(_local, "job", None)
+    if job is not None:
+        if job.abandoned:
+            raise AbandonedError
+        job.beat = time.monotonic()
+
+
+class Workers:
+    """At most ``count`` daemon threads, started when needed and gone when idle.
+
+    Args:
+        count: How many jobs run at the same time.
+        name: Thread name.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._alive = 0
+        self._idle = 0
+
+    def call(self, function: Callable[[], T], stall_secs: float) -> T:
+        """Run ``function`` in a worker and return its result.
+
+        Raises:
+            StalledError: No `sign_of_life` for ``stall_secs`` seconds.
+            Exception: What ``function`` raised.
+        """
+        return self.map([function], stall_secs)[0]
+
+    def map(self, functions: Sequence[Callable[[], T]], stall_secs: float) -> list[T]:
+        """Run all ``functions`` and return their results in order.
+
+        The first error is raised after the jobs that already run have ended; the others are not started.
+
+        Raises:
+            StalledError: A job gave no sign of life for ``stall_secs`` seconds.
+            Exception: The first error, in the order of ``functions``.
+        """
+        if inside_worker():
+            return [function() for function in functions]
+        jobs = [_Job(function) for function in functions]
+        for job in jobs:
+            self._jobs.put(job)
+        self._staff()
+        failure: BaseException | None = None
+        for job in jobs:
+            if failure is not None:
+                job.abandoned = True
+                if not job.started:
+                    continue
+            stalled = self._wait(job, stall_secs)
+            error = stalled or job.error
+            if failure is None and error is not None:
+                failure = error
+                for other in jobs:
+                    other.abandoned = True
+        if failure is not None:
+            raise failure
+        return [job.result for job in jobs]
+
+    def _wait(self, job: _Job, stall_secs: float) -> StalledError | None:
+        begun = time.monotonic()
+        while not job.done.wait(min(_POLL_SECS, stall_secs)):
+            if time.monotonic() - max(begun, job.beat) > stall_secs:
+                with self._lock:
+                    job.abandoned = True
+                    if job.started:  # its thread is lost: another one may take its place
+                        job.lost = True
+                        self._alive -= 1
+                return StalledError(stall_secs)
+        return None
+
+    def _staff(self) -> None:
+        with self._lock:
+            missing = min(self._jobs.qsize() - self._idle, self._count - self._alive)
+            for _ in range(missing):
+                self._alive += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            job = self._next()
+            if job is None:
+                return
+            _local.job = job
+            try:
+                sign_of_life()
+                job.result = job.function()
+            except BaseException as error:  # handed to whoever waits
+                job.error = error
+            _local.job = None
+            job.done.set()
+            with self._lock:
+                if job.lost:
+                    return  # the place is taken
+
+    def _next(self) -> _Job | None:
+        with self._lock:
+            self._idle += 1
+        try:
+            job = self._jobs.get(timeout=_IDLE_SECS)
+        except queue.Empty:
+            job = None
+        with self._lock:
+            self._idle -= 1
+            if job is not None:
+                job.started = True
+                return job
+            if self._jobs.empty():
+                self._alive -= 1
+                return None
+        return self._next()
