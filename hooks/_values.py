@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -23,7 +24,7 @@ def flat_fetches(argument: str, fetches: Any) -> list[str | Any]:
     if not leaves:
         raise ValueError(f"invalid {argument}={fetches!r}: expected at least one output name or callable.")
     for leaf in leaves:
-        if not leaf or not (isinstance(leaf, str) or callable(leaf)):
+        if not (callable(leaf) or (isinstance(leaf, str) and leaf)):
             raise ValueError(
                 f"invalid {argument}: {leaf!r} is a {type(leaf).__name__}. Expected the name of an output of the step, "
                 'such as "loss" or "metrics/acc", or a callable f(state, outputs).'
@@ -46,7 +47,7 @@ def to_host(values: Any) -> Any:
 
 def _leaf_to_host(leaf: Any) -> Any:
     dtype = getattr(leaf, "dtype", None)
-    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
         return leaf
     return np.asarray(leaf)
 
@@ -64,6 +65,6 @@ def show(value: Any) -> str:
         return "[" + ", ".join(show(part) for part in value) + "]"
     if isinstance(value, (np.generic, np.ndarray)):
         if value.ndim > 0:
-            return np.array2string(value, precision=6, suppress_small=True)
+            return np.array2string(np.asarray(value), precision=6, suppress_small=True)
         value = value.item()
     return f"{value:.6g}" if isinstance(value, (float, complex)) else str(value)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
-
-import jax
 
 from monsess.errors import EndOfData
 from monsess.hook import SessionRunHook
@@ -24,7 +21,8 @@ class FinalOpsHook(SessionRunHook):
     Args:
         final_ops: What to evaluate: the name of an output, a callable ``f(state, outputs)``, a pytree of them, or
             None for nothing.
-        final_ops_feed_dict: Keyword arguments for the callables: ``f(state, outputs, **final_ops_feed_dict)``.
+        final_ops_feed_dict: Keyword arguments for the callables, arrays or numbers:
+            ``f(state, outputs, **final_ops_feed_dict)``.
 
     Raises:
         ValueError: ``final_ops`` holds something else, or there are arguments but no callable to take them.
@@ -46,16 +44,13 @@ class FinalOpsHook(SessionRunHook):
         feed = dict(final_ops_feed_dict or {})
         if not all(isinstance(name, str) for name in feed):
             raise ValueError(f"invalid final_ops_feed_dict: expected names of arguments as keys, found {list(feed)!r}.")
-        if feed:
-            if not any(callable(leaf) for leaf in leaves):
-                raise ValueError(
-                    f"final_ops_feed_dict has {', '.join(feed)}, but final_ops={final_ops!r} has no callable to take "
-                    "arguments."
-                )
-            final_ops = jax.tree_util.tree_map(
-                lambda leaf: partial(leaf, **feed) if callable(leaf) else leaf, final_ops, is_leaf=callable
+        if feed and not any(callable(leaf) for leaf in leaves):
+            raise ValueError(
+                f"final_ops_feed_dict has {', '.join(feed)}, but final_ops={final_ops!r} has no callable to take "
+                "arguments."
             )
         self._fetches = final_ops
+        self._feed = feed or None
         self._values: Any = None
 
     @property
@@ -72,7 +67,7 @@ class FinalOpsHook(SessionRunHook):
         if self._fetches is None:
             return
         try:
-            self._values = to_host(session.evaluate(self._fetches))
+            self._values = to_host(session.evaluate(self._fetches, self._feed))
         except EndOfData:
             logger.warning(
                 "FinalOpsHook met the end of the data. The final values are taken after training has ended, so they "

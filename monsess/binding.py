@@ -67,8 +67,8 @@ def wants_data(step: Step, given: int, feeds: Mapping[str, Feed]) -> bool:
         return False
     if step.parameters and step.parameters[0] in feeds:
         raise FeedConflictError(
-            f"Same tensor is fed by a SessionRunHook and the session's data: {step.parameters[0]!r} of {step.name} comes "
-            f"from {feeds[step.parameters[0]].who} and from data=. Remove one of them."
+            f"Same tensor is fed by a SessionRunHook and the session's data: {step.parameters[0]!r} of {step.name} "
+            f"comes from {feeds[step.parameters[0]].who} and from data=. Remove one of them."
         )
     return True
 
@@ -99,8 +99,8 @@ def bind(
     for name in feeds:
         if name in taken:
             raise FeedConflictError(
-                f"Same tensor is fed by a SessionRunHook and user: {name!r} of {step.name} comes from {feeds[name].who} and "
-                "from the caller of run. Remove one of them."
+                f"Same tensor is fed by a SessionRunHook and user: {name!r} of {step.name} comes from "
+                f"{feeds[name].who} and from the caller of run. Remove one of them."
             )
         if name not in names:
             raise BatchError(
@@ -110,8 +110,8 @@ def bind(
     missing = [name for name in names[: step.required] if name not in taken and name not in feeds]
     if missing:
         raise BatchError(
-            f"{step.name}{step.signature} was not given {missing}. Pass it to run(step, ...), feed it from a hook, or give "
-            "the session data=."
+            f"{step.name}{step.signature} was not given {missing}. Pass it to run(step, ...), feed it from a hook, or "
+            "give the session data=."
         )
 
     mask = None if item is None else item.mask

@@ -39,6 +39,7 @@ class LocalFiles:
         return os.path.join(self._root, *rel.split("/")) if rel else self._root
 
     def ls(self, rel: str) -> list[Entry]:
+        """The names in one directory."""
         found = []
         with os.scandir(self._path(rel)) as entries:
             for entry in entries:
@@ -51,10 +52,12 @@ class LocalFiles:
         return found
 
     def read(self, rel: str) -> bytes:
+        """All bytes of one file."""
         with open(self._path(rel), "rb") as file:
             return file.read()
 
     def write(self, rel: str, data: bytes) -> None:
+        """Replace one file atomically and durably; its directory is made."""
         path = self._path(rel)
         folder, name = os.path.split(path)
         os.makedirs(folder, exist_ok=True)
@@ -71,21 +74,26 @@ class LocalFiles:
         fsync_dir(folder)
 
     def open_read(self, rel: str) -> BinaryIO:
+        """Open one file for reading."""
         return open(self._path(rel), "rb")
 
     def open_write(self, rel: str) -> BinaryIO:
+        """Open one file for writing; its directory is made."""
         path = self._path(rel)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return open(path, "wb")
 
     def copy(self, source: str, target: str) -> None:
+        """Copy one file."""
         with self.open_read(source) as reader, self.open_write(target) as writer:
             pump(reader, writer)
 
     def rm(self, rel: str) -> None:
+        """Delete one file or link."""
         os.unlink(self._path(rel))
 
     def rmdir(self, rel: str) -> None:
+        """Delete one empty directory, or a link to one."""
         path = self._path(rel)
         os.unlink(path) if os.path.islink(path) else os.rmdir(path)
 

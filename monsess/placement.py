@@ -1,4 +1,4 @@
-"""The state on the devices: placed once, viewed on the first device, copied for a checkpoint, compared between devices."""
+"""The state on the devices: placed once, viewed on the first one, copied for a checkpoint, compared between them."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class ReplicaCheck:
         if differing:
             shown = ", ".join(differing[:8]) + (f" and {len(differing) - 8} more" if len(differing) > 8 else "")
             raise ReplicasDifferError(
-                f"After step {step} the {rows.shape[0]} local devices hold different values in: {shown}. Most often the "
-                'gradients were not averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that differs '
+                f"After step {step} the {rows.shape[0]} local devices hold different values in: {shown}. Most often "
+                'the gradients were not averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that differs '
                 "on purpose is made inside the step by monsess.per_device_key, and not stored. "
                 "check_replicas=False turns this check off."
             )
@@ -131,8 +131,8 @@ def _private_copy(name: str, leaf: Any) -> Any:
     narrowed = array.astype(target)
     if np.issubdtype(array.dtype, np.integer) and not np.array_equal(narrowed.astype(array.dtype), array):
         raise UnstorableLeafError(
-            f"State leaf {name!r} holds {array.dtype} values that {target} cannot hold, and JAX's 64-bit types are off. "
-            'Store it as an array that fits, or switch them on: jax.config.update("jax_enable_x64", True).'
+            f"State leaf {name!r} holds {array.dtype} values that {target} cannot hold, and JAX's 64-bit types are "
+            'off. Store it as an array that fits, or switch them on: jax.config.update("jax_enable_x64", True).'
         )
     return narrowed
 

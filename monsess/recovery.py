@@ -35,7 +35,7 @@ class Recovery:
     ``after_create_session`` again and repeats the call that failed.
 
     Args:
-        max_restarts: Restarts allowed until a newer checkpoint is committed, which shows progress; 0 turns recovery off.
+        max_restarts: Restarts allowed until a newer checkpoint shows progress; 0 turns recovery off.
         backoff_secs: Seconds before the first restart; doubled for each further one, at most 60.
         is_transient: ``error -> bool``; None: JAX runtime errors with status ABORTED or UNAVAILABLE.
         allow_reinit: Start again from ``init_fn`` where there is no checkpoint, instead of raising.

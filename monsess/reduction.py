@@ -125,7 +125,7 @@ def _check_reduction(name: str, leaf: jax.Array, how: Reduction, explicit: bool)
             raise StepDefinitionError(f"Output {name!r} has dtype {leaf.dtype}, which cannot be reduced; use None.")
         if not explicit:
             raise StepDefinitionError(
-                f"Output {name!r} is {leaf.dtype}: whether it is to be added, averaged or kept per device is not clear. "
+                f"Output {name!r} is {leaf.dtype}: whether to add it, average it or keep it per device is not clear. "
                 f'Name it: reduce={{{name!r}: "sum"}} (or "mean", which gives float32, "max", "min", None).'
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 import uuid
@@ -83,7 +84,7 @@ class Saving:
         specs = describe(on_first_device(state))
         if restored is not None:
             finite = {spec.path: spec.finite for spec in restored.specs}
-            specs = [spec.with_finite(finite.get(spec.path, spec.finite)) for spec in specs]
+            specs = [dataclasses.replace(spec, finite=finite.get(spec.path, spec.finite)) for spec in specs]
             self._protected.add(restored.step)
         self._specs = specs
         self._taken = self._committed = None if restored is None else restored.step

@@ -123,7 +123,7 @@ class MonitoredSession:
         self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep)
         self._input = None if data is None else Input(data, self._layout, prefetch=prefetch, remainder=remainder)
 
-        self._input_start = {} if self._input is None else self._input.position()
+        self._input_start: dict[str, Any] | None = None
 
         self._global_step = 0
         self._steps_run = 0
@@ -215,7 +215,8 @@ class MonitoredSession:
         names = [p.name for p in inspect.signature(step_fn).parameters.values()]
         if names != ["step_context"]:
             raise ValueError(
-                f"`step_fn` may either have one `step_context` argument, or be a method with `self` and it; found {names}."
+                "`step_fn` may either have one `step_context` argument, or be a method with `self` and it; "
+                f"found {names}."
             )
         self._require_open(None)
         return self._call(lambda: step_fn(StepContext(self)))
@@ -390,8 +391,8 @@ class MonitoredSession:
         restored = self._saving.find(self._checkpoint_options.restore_step)
         if restored is None and self.recoveries and not self._allow_reinit:
             raise MonsessError(
-                "There is no checkpoint to recover from. Pass checkpoint_dir=, or allow starting again from step 0 with "
-                "Recovery(allow_reinit=True)."
+                "There is no checkpoint to recover from. Pass checkpoint_dir=, or allow starting again from step 0 "
+                "with Recovery(allow_reinit=True)."
             )
         state = self._initial_state() if restored is None else self._restored_state(restored)
         missing = self._scaffold.missing(state)
@@ -432,15 +433,17 @@ class MonitoredSession:
         position = None if restored is None else restored.session.get("input")
         if position is not None:
             self._input.restore(position)
-        elif restored is not None or self.recoveries:
-            if restored is not None:
-                logger.warning("the checkpoint holds no input position: the input starts at its beginning")
-            if self.recoveries:
-                self._input.restore(self._input_start)
+            return
+        if restored is not None:
+            logger.warning("the checkpoint holds no input position: the input starts at its beginning")
+        if self._input_start is None:
+            self._input_start = self._input.position()
+        else:
+            self._input.restore(self._input_start)
 
     def _log_start(self) -> None:
         where = (
-            "no checkpoint_dir, nothing is saved" if self._saving.store is None else f"in {self._saving.store.display}"
+            "no checkpoint_dir, nothing is saved" if self._saving.store is None else f"in {self._saving.store.url}"
         )
         start = "fresh start at step 0" if self._restored_from is None else f"restored step {self._restored_from}"
         devices = self._layout.device_count
@@ -562,8 +565,8 @@ class MonitoredSession:
             self._watches.run_through(float("inf"))
             if self._unsaved_auxiliary:
                 raise MonsessError(
-                    "The session ends after an auxiliary update (steps_per_run=0) that no counted step followed, so the "
-                    "state lies between two steps and cannot be saved. Run auxiliary updates before the counted step."
+                    "The session ends after an auxiliary update (steps_per_run=0) that no counted step followed, so "
+                    "the state lies between two steps and cannot be saved. Run auxiliary updates before the counted step."
                 )
             if self._agreement.stop is None:
                 reason = (

@@ -29,6 +29,7 @@ class Step:
     Calling it runs the plain function, for use inside ``jax.vmap(..., axis_name=...)`` in a test.
     """
 
+    #: "train" or "eval".
     kind: Literal["train", "eval"]
 
     def __init__(
@@ -232,7 +233,8 @@ def _refuse_unusable(function: Any) -> None:
         name = getattr(function, "__name__", "step")
         raise StepDefinitionError(
             f"{name!r} is already wrapped by jax.pmap; monsess does that itself, with an un-stacked state. Replace "
-            f"@jax.pmap (or jax.pmap({name}, ...)) by @monsess.train_step and leave the function as it is for one device."
+            f"@jax.pmap (or jax.pmap({name}, ...)) by @monsess.train_step and leave the function as it is, for one "
+            "device."
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
-from monsess.localfiles import Digest, Entry, LocalFiles, pump
+from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
 from monsess.log import mask
 from monsess.workers import StalledError, Workers, sign_of_life
 
@@ -244,6 +244,21 @@ class Storage:
             self._do("delete", rel, lambda backend: backend.rm(rel))
         except FileNotFoundError:
             pass
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a directory of a local file system, atomically and durably.
+
+        Raises:
+            StorageError: It could not be renamed.
+        """
+        path = self.local_path
+        assert path is not None, "only a local file system can rename"
+
+        def move(_: _Backend) -> None:
+            os.rename(os.path.join(path, source), os.path.join(path, target))
+            fsync_dir(path)
+
+        self._do("rename", source, move, absent=False)
 
     def walk(self, rel: str) -> dict[str, int | None]:
         """All objects below ``rel``: names relative to it, with their sizes where the store tells them.

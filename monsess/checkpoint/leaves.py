@@ -70,6 +70,12 @@ class LeafTable(list[LeafSpec]):
         super().__init__(specs)
         self.empties: tuple[EmptySpec, ...] = tuple(empties)
 
+    def with_finite_of(self, earlier: Iterable[LeafSpec]) -> LeafTable:
+        """The same table with the ``finite`` flags that leaves of the same path had at the start of the run."""
+        flags = {spec.keys: spec.finite for spec in earlier}
+        specs = (dataclasses.replace(spec, finite=flags.get(spec.keys, spec.finite)) for spec in self)
+        return LeafTable(specs, self.empties)
+
 
 def describe(tree: Any) -> LeafTable:
     """Describe every leaf of ``tree``, without keeping a reference to any.
@@ -105,8 +111,8 @@ def describe(tree: Any) -> LeafTable:
         raise UnstorableLeafError(
             "The state holds leaves that a checkpoint cannot store:\n  "
             + "\n  ".join(problems)
-            + "\nA state may hold jax and numpy arrays of numbers, typed PRNG keys, Python bool, int, float and complex, "
-            "and None. Keep anything else outside the state."
+            + "\nA state may hold jax and numpy arrays of numbers, typed PRNG keys, Python bool, int, float and "
+            "complex, and None. Keep anything else outside the state."
         )
     return LeafTable(specs, empties)
 

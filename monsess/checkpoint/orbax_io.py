@@ -6,8 +6,11 @@ starts JAX's devices in order to read.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,17 +38,23 @@ def write(directory: str, step: int, tree: Any) -> None:
     """
     import orbax.checkpoint as ocp
 
-    if tree is None or isinstance(tree, (dict, list)) and not _has_leaf(tree):
+    if not _has_leaf(tree):
         tree = {_PLACEHOLDER: np.zeros((), np.uint8)}
     alone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes={0}, barrier_sync_key_prefix=f"monsess_{os.getpid()}"
     )
+    items: dict[str, Any] = {
+        ITEM: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, use_ocdbt=True, use_zarr3=False)
+    }
     handler = ocp.CompositeCheckpointHandler(
-        composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
-        **{ITEM: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, use_ocdbt=True, use_zarr3=False)},
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone), **items
     )
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-        checkpointer.save(directory, ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)}))
+    with (
+        _literal(os.path.dirname(directory)) as folder,
+        ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
+    ):
+        path = os.path.join(folder, os.path.basename(directory))
+        checkpointer.save(path, ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)}))
     for folder in (directory, os.path.join(directory, ITEM)):
         marker = os.path.join(folder, ORBAX_MARKERS[1])
         with open(marker, "w", encoding="ascii") as file:  # Orbax puts the path of the staging directory here
@@ -72,6 +81,18 @@ def read(directory: str, names: Sequence[str]) -> list[np.ndarray[Any, Any]]:
     opening = [tensorstore.open(spec(name), open=True, read=True, context=context) for name in names]
     reading = [future.result().read() for future in opening]
     return [np.asarray(future.result()) for future in reading]
+
+
+@contextlib.contextmanager
+def _literal(folder: str) -> Iterator[str]:
+    """A name of ``folder`` that Orbax takes literally: it looks for its own files by globbing."""
+    if folder == glob.escape(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="monsess-link-") as temporary:
+        link = os.path.join(temporary, "to")
+        os.symlink(folder, link)
+        yield link
 
 
 def _has_leaf(tree: Any) -> bool:

@@ -35,7 +35,7 @@ class StagingDirectory:
         while True:
             self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent)
             try:
-                self._lock = open(os.path.join(self.path, _LOCK), "wb")  # noqa: SIM115
+                self._lock = open(os.path.join(self.path, _LOCK), "wb")
                 if fcntl is not None:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.exists(os.path.join(self.path, _LOCK)):

@@ -59,9 +59,7 @@ class CheckpointStore:
         []
     """
 
-    def __init__(
-        self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self._storage = Storage(url, storage_options)
         #: Steps that this process found damaged: they neither count for retention nor are they deleted by it.
         self._damaged: set[int] = set()
@@ -244,7 +242,7 @@ class CheckpointStore:
     def _read_commit(self, step: int) -> bytes:
         try:
             return self._storage.read(f"{step}/{COMMIT}")
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return b""
 
     def _compare(self, record: CommitRecord, targets: Mapping[str, str]) -> list[str]:

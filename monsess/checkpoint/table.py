@@ -14,9 +14,11 @@ from monsess.checkpoint.leaves import EmptySpec, LeafSpec, LeafTable, dtype_name
 
 #: frozenset[str]: dtypes that Orbax was seen to store and return bit for bit.
 _ORBAX_DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 int2 int4 float16 float32 float64 complex64 complex128 "
-    "bfloat16 float8_e3m4 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2 float8_e5m2fnuz "
-    "float8_e8m0fnu float4_e2m1fn".split()
+    [
+        *("bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+        *("float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+    ]
 )
 
 

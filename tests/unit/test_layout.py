@@ -71,7 +71,7 @@ def test_a_refilled_buffer_behind_a_jax_array_does_not_reach_the_batch(layout):
     buffer = np.full((4096, 16), 1.0, np.float32)
     placed, _, _ = layout.lay_out(jnp.asarray(buffer))
     buffer[:] = 2
-    assert float(placed.max()) in (1.0, 1)
+    assert float(placed.max()) == 1
 
 
 def test_the_callers_device_array_may_be_deleted(layout):

@@ -1,0 +1,10 @@
+"""Checkpoints: a step directory that Orbax can read, a commit record written last, and nothing trusted without it."""
+
+from __future__ import annotations
+
+from monsess.checkpoint.options import CheckpointOptions
+from monsess.checkpoint.restore import latest_checkpoint, load_checkpoint
+from monsess.checkpoint.retention import KeepLast, Retention
+from monsess.checkpoint.store import CheckpointStore
+
+__all__ = ["CheckpointOptions", "CheckpointStore", "KeepLast", "Retention", "latest_checkpoint", "load_checkpoint"]

@@ -1,0 +1,187 @@
+"""From host values to a committed step: staged locally, published, and committed by one last object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monsess import clock
+from monsess.checkpoint import orbax_io
+from monsess.checkpoint.commit import COMMIT, ORBAX_MARKERS, SESSION, CommitRecord, decode
+from monsess.checkpoint.leaves import LeafSpec
+from monsess.checkpoint.staging import StagingDirectory
+from monsess.checkpoint.store import STAGING_PREFIX, CheckpointStore, is_foreign_name
+from monsess.checkpoint.table import empties_as_json, pack
+from monsess.errors import SaveError
+from monsess.localfiles import Digest, fsync_tree, pump
+from monsess.log import logger
+
+_ORBAX_FOLDER = "orbax"
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Who writes: the lineage, the attempt, and where files are staged on their way to a remote store."""
+
+    run_id: str
+    attempt: str
+    staging_dir: str | None
+
+
+def publish(
+    store: CheckpointStore,
+    writer: Writer,
+    step: int,
+    specs: Sequence[LeafSpec],
+    values: Sequence[Any],
+    session: dict[str, Any],
+    check: Callable[[], None],
+) -> CommitRecord:
+    """Write a step and commit it.
+
+    Args:
+        store: Where to.
+        writer: Who writes.
+        step: Global step.
+        specs: The leaf table.
+        values: Host values, one per spec.
+        session: What session.json holds besides.
+        check: Called just before the commit; what it raises leaves the step uncommitted.
+
+    Returns:
+        The commit record; that of the step already there if a sound one of this run was.
+
+    Raises:
+        SaveError: The step number is taken by something that is not ours to replace.
+        StorageError: The store refused or failed.
+    """
+    rows, tree = pack(specs, values)
+    content = {
+        **session,
+        "format": 1,
+        "step": step,
+        "run_id": writer.run_id,
+        "attempt": writer.attempt,
+        "leaves": rows,
+        "empties": empties_as_json(specs),
+    }
+    metrics = {str(k): float(v) for k, v in session.get("metrics", {}).items() if abs(float(v)) < float("inf")}
+    local = store._storage.local_path
+
+    def record(files: dict[str, Digest]) -> CommitRecord:
+        return CommitRecord(step, writer.run_id, writer.attempt, round(clock.wall(), 3), files, metrics)
+
+    if local is not None:
+        folder = os.path.join(local, f"{STAGING_PREFIX}{step}-{writer.attempt}")
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.makedirs(folder)
+            _stage(folder, step, content, tree)
+            done = record({name: _hash(os.path.join(folder, *name.split("/"))) for name in _files(folder)})
+            with open(os.path.join(folder, COMMIT), "wb") as file:
+                file.write(done.encode())
+            fsync_tree(folder)
+            there = make_room(store, writer, step)
+            if there is None:
+                check()
+                store._storage.rename(os.path.basename(folder), str(step))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return there or done
+
+    with StagingDirectory(writer.staging_dir) as staging:
+        folder = os.path.join(staging.path, str(step))
+        os.makedirs(folder)
+        _stage(folder, step, content, tree)
+        there = make_room(store, writer, step)
+        if there is not None:
+            return there
+        # session.json first: it says whose leftover this is if nothing else arrives. Orbax's markers late: a plain
+        # Orbax reader takes a step that has them for whole.
+        names = _files(folder)
+        data = [name for name in names if name != SESSION and name not in ORBAX_MARKERS]
+        files: dict[str, Digest] = {}
+        for group in ([SESSION], data, [name for name in ORBAX_MARKERS if name in names]):
+            uploads = [
+                lambda n=name: store._storage.upload(f"{step}/{n}", os.path.join(folder, *n.split("/")))
+                for name in group
+            ]
+            files.update(zip(group, store._storage.map(uploads), strict=True))
+        done = record(files)
+        check()
+        store._storage.write(f"{step}/{COMMIT}", done.encode())
+        return done
+
+
+def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord | None:
+    """Clear whatever lies under the number of a step that is about to be committed.
+
+    Returns:
+        None if the number is free now; the record of a sound step of this run, which is never overwritten.
+
+    Raises:
+        SaveError: The step belongs to another run, or to plain Orbax.
+        StorageError: It could not be looked at or cleared.
+    """
+    try:
+        names = set(store._storage.walk(str(step)))
+    except FileNotFoundError:
+        return None
+    data = store._read_commit(step)
+    if data:
+        try:
+            record = decode(data, step)
+        except ValueError:
+            pass
+        else:
+            if record.run_id != writer.run_id:
+                raise SaveError(
+                    f"Step {step} in {store.url} is a committed checkpoint of another run ({record.run_id}); this run "
+                    f"is {writer.run_id} and never overwrites it. Use another checkpoint_dir."
+                )
+            if not store._compare(record, {}):
+                logger.warning("Step %d in %s is committed already and is not written again.", step, store.url)
+                return record
+        target = store.set_aside(step, writer.attempt, "damaged")
+        logger.warning("Moved the damaged step %d in %s to %s.", step, store.url, target)
+        return None
+    markers = [name for name in ORBAX_MARKERS if name in names]
+    if markers and SESSION not in names:
+        raise SaveError(
+            f"Step {step} in {store.url} is a checkpoint that monsess did not write ({markers[0]} without "
+            f"{SESSION}); it is left alone. Use another checkpoint_dir, or move {step} away."
+        )
+    if SESSION not in names and any(map(is_foreign_name, names)):
+        target = store.set_aside(step, writer.attempt)
+        logger.warning("Moved %d in %s, which holds files of somebody else, to %s.", step, store.url, target)
+        return None
+    store._delete_step(step)
+    return None
+
+
+def _stage(folder: str, step: int, content: dict[str, Any], tree: Any) -> None:
+    with open(os.path.join(folder, SESSION), "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    inner = os.path.join(folder, _ORBAX_FOLDER)
+    orbax_io.write(inner, step, tree)
+    for name in os.listdir(inner):
+        os.rename(os.path.join(inner, name), os.path.join(folder, name))
+    os.rmdir(inner)
+
+
+def _files(folder: str) -> list[str]:
+    """All files below ``folder``, relative, with ``/``."""
+    found = []
+    for path, _, names in os.walk(folder):
+        relative = os.path.relpath(path, folder).replace(os.sep, "/")
+        found += [name if relative == "." else f"{relative}/{name}" for name in names]
+    return sorted(found)
+
+
+def _hash(path: str) -> Digest:
+    with open(path, "rb") as reader:
+        return pump(reader, None)

@@ -1,0 +1,114 @@
+"""After a commit: leftovers of dead attempts and steps that the policy lets go. Never an error, never in a hurry."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+
+from monsess.checkpoint.commit import CommitRecord
+from monsess.checkpoint.publish import Writer
+from monsess.checkpoint.retention import Retention
+from monsess.checkpoint.staging import remove_dead
+from monsess.checkpoint.store import CheckpointStore, Survey, shown_error
+from monsess.localfiles import TEMPORARY_PREFIX
+from monsess.log import logger
+
+_SLOW_SECS = 5.0
+
+
+class Upkeep:
+    """Deletes what is no longer wanted, one thing at a time.
+
+    Args:
+        store: Where.
+        writer: Who cleans up: leftovers of other lineages are not his.
+        keep: Which steps stay.
+        protect: Steps that stay whatever ``keep`` says; read at each round.
+    """
+
+    def __init__(self, store: CheckpointStore, writer: Writer, keep: Retention, protect: Collection[int]) -> None:
+        self._store = store
+        self._writer = writer
+        self._keep = keep
+        self._protect = protect
+        self._known: dict[int, CommitRecord] = {}
+        self._looked_at: set[int] = set()
+        self._warned: set[str] = set()
+
+    def after(self, record: CommitRecord, hurry: Callable[[], bool]) -> None:
+        """Clean up after a commit.
+
+        Args:
+            record: What was just committed.
+            hurry: True when something more urgent waits; what is left is done after a later commit.
+        """
+        self._known[record.step] = record
+        try:
+            survey = self._store._survey(self._known)
+            self._known = dict(survey.committed)
+            self._known.setdefault(record.step, record)
+            for work in [*self._leftovers(survey), *self._surplus(record)]:
+                begun = time.monotonic()
+                work()
+                if time.monotonic() - begun > _SLOW_SECS:
+                    self._warn("slow", "Deleting old checkpoints in %s is slow.", self._store.url)
+                if hurry():
+                    return
+        except Exception as error:  # deletion never stops training
+            self._warn(
+                "failed",
+                "Could not clean up in %s; it is tried again after the next commit: %s",
+                self._store.url,
+                shown_error(error),
+            )
+
+    def _surplus(self, newest: CommitRecord) -> list[Callable[[], None]]:
+        own = [
+            record
+            for step, record in sorted(self._known.items())
+            if record.run_id == self._writer.run_id and step not in self._store._damaged
+        ]
+        kept = {*self._keep.keep(own), *self._protect, newest.step, max(self._known)}
+        surplus = [record.step for record in own if record.step not in kept]
+        if surplus:
+            pinned = self._store._pins()
+            surplus = [step for step in surplus if step not in pinned]
+        return [lambda s=step: self._forget(s) for step in surplus]
+
+    def _forget(self, step: int) -> None:
+        self._store._delete_step(step)
+        self._known.pop(step, None)
+
+    def _leftovers(self, survey: Survey) -> list[Callable[[], None]]:
+        work: list[Callable[[], None]] = []
+        for step in survey.uncommitted:
+            if step in self._looked_at:
+                continue  # somebody else's, or not ours to judge: looked at once
+            session = self._store._session_of(str(step))
+            if session is not None and session.get("run_id") == self._writer.run_id:
+                work.append(lambda s=step: self._store._delete_step(s))
+            else:
+                self._looked_at.add(step)
+        local = self._store._storage.local_path
+        if local is None:
+            work.append(lambda: remove_dead(self._writer.staging_dir))
+            return work
+        for name in survey.staging:
+            session = self._store._session_of(name)
+            path = os.path.join(local, name)
+            if session is None and not os.listdir(path):
+                work.append(lambda p=path: os.rmdir(p))
+            elif session is not None and session.get("run_id", self._writer.run_id) == self._writer.run_id:
+                work.append(lambda p=path: shutil.rmtree(p))
+        for name in os.listdir(local):
+            if name.startswith(f"{TEMPORARY_PREFIX}") and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
+                path = os.path.join(local, name)
+                work.append(lambda p=path: os.unlink(p))
+        return work
+
+    def _warn(self, kind: str, text: str, *values: object) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning(text, *values)
