@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format docs conformance soak clean whole-package
@@ -33,7 +33,7 @@ format: $(VENV)/.dev
 
 docs: $(VENV)/.dev whole-package
 	$(BIN)/python scripts/conformance.py --check
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in site/: open site/index.html"
 
 conformance: $(VENV)/.dev

@@ -50,6 +50,7 @@ def train(name: str, directory: Path, kill_when: Callable[[str], bool] = lambda 
             if not killed and kill_when(line):
                 process.kill()
                 killed = True
+                print(f"{name:>9} | *** SIGKILL ***", flush=True)
     if process.returncode != (-9 if killed else 0):
         sys.exit(f"{name}: digits.py ended with exit code {process.returncode}")
     return lines
@@ -87,7 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the kill moment")
     seed = parser.parse_args().seed
-    kill_step = random.Random(seed).randrange(2 * SAVE_STEPS, LAST_STEP - 20)
+    kill_step = random.Random(seed).randrange(2 * SAVE_STEPS, LAST_STEP - 2 * SAVE_STEPS)
 
     with tempfile.TemporaryDirectory(prefix="monsess-demo-") as scratch:
         straight, disturbed = Path(scratch, "straight"), Path(scratch, "disturbed")

@@ -123,10 +123,8 @@ def main() -> None:
     ) as sess:
         while not sess.should_stop():
             sess.run(train)
-        params = sess.state_copy().params
-
-    guesses = jax.jit(logits_fn)(params, images[test_rows]).argmax(-1)
-    print(f"test accuracy {np.mean(guesses == labels[test_rows]):.4f}")
+        guesses = jax.jit(logits_fn)(sess.state.params, images[test_rows]).argmax(-1)
+        print(f"test accuracy {np.mean(guesses == labels[test_rows]):.4f}")
 
 
 if __name__ == "__main__":

@@ -6,24 +6,22 @@ import numpy as np
 import monsess as ms
 
 ms.testing.emulate_devices(4)
-
-x = np.linspace(-1.0, 1.0, 64, dtype=np.float32)
-batches = [{"x": part, "y": 3.0 * part + 2.0} for part in np.split(np.random.default_rng(0).permutation(x), 4)]
+x = np.random.default_rng(0).uniform(-1, 1, size=64).astype(np.float32)
 
 
 @ms.train_step(axis_name="data")
-def step(line, batch):  # written for one device: its share of the batch
+def step(line, batch):  # written for one device: it sees its share of the batch
     def loss_fn(line):
         return ((line["slope"] * batch["x"] + line["offset"] - batch["y"]) ** 2).mean()
 
-    loss, gradient = jax.value_and_grad(loss_fn)(line)
-    gradient = jax.lax.pmean(gradient, "data")
-    return jax.tree.map(lambda value, slope: value - 0.1 * slope, line, gradient), {"loss": loss}
+    loss, grads = jax.value_and_grad(loss_fn)(line)
+    grads = jax.lax.pmean(grads, "data")
+    return jax.tree.map(lambda value, grad: value - 0.1 * grad, line, grads), {"loss": loss}
 
 
 with ms.MonitoredTrainingSession(
-    lambda: {"slope": np.float32(0.0), "offset": np.float32(0.0)},
-    data=ms.repeat(batches),
+    lambda: {"slope": np.float32(0), "offset": np.float32(0)},
+    data=ms.repeat([{"x": x, "y": 3 * x + 2}]),
     checkpoint_dir="smallest-run",
     hooks=[ms.StopAtStepHook(last_step=200), ms.LoggingTensorHook({"loss": "loss"}, every_n_iter=50)],
 ) as sess:

@@ -116,6 +116,12 @@ class Agreement:
             if reason.outranks(self._stop):
                 self._stop = reason
 
+    def withdraw_stop(self) -> StopReason | None:
+        """Forget the agreed stop, because the run in which it was agreed on is rolled back, and return it."""
+        with self._lock:
+            stop, self._stop = self._stop, None
+        return stop
+
     def want_save(self, everywhere: bool = False) -> None:
         """Wish for a checkpoint after the current run."""
         self._save = True

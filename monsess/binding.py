@@ -12,6 +12,7 @@ import numpy as np
 from monsess.errors import BatchError, FeedConflictError, StepDefinitionError
 from monsess.hook import SessionRunArgs
 from monsess.layout import Layout
+from monsess.prefetch import Item
 
 if TYPE_CHECKING:
     from monsess.step import Step
@@ -73,8 +74,18 @@ def wants_data(step: Step, given: int, feeds: Mapping[str, Feed]) -> bool:
     return True
 
 
+def move(item: Item, layout: Layout) -> Item:
+    """A batch from the session's data for a step that runs on other devices than it was laid out for."""
+
+    def moved(placed: Any) -> Any:
+        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), placed)
+        return layout.lay_out(joined)[0]
+
+    return Item(moved(item.batch), None if item.mask is None else moved(item.mask), item.index)
+
+
 def bind(
-    step: Step, args: tuple[Any, ...], feeds: Mapping[str, Feed], layout: Layout, item: Any, remainder: str
+    step: Step, args: tuple[Any, ...], feeds: Mapping[str, Feed], layout: Layout, item: Item | None, remainder: str
 ) -> Call:
     """Lay out the arguments of one run.
 
@@ -142,8 +153,8 @@ def _lay_out(value: Any, name: str, is_batch: bool, layout: Layout, remainder: s
     leaves = jax.tree.leaves(value)
     if not is_batch and leaves and all(np.ndim(leaf) == 0 for leaf in leaves):
         return jax.tree.map(layout.scalar, value), None
-    placed, mask, _ = layout.lay_out(value, what=name, remainder=remainder if is_batch else "error")
-    return placed, mask
+    laid, mask, _ = layout.lay_out(value, what=name, remainder=remainder if is_batch else "error", place=False)
+    return laid, mask
 
 
 def _all_rows(placed: list[Any], layout: Layout) -> Any:

@@ -31,19 +31,21 @@ class Dispatcher:
     """Owns the replicated state and the steps in flight.
 
     Args:
+        layout: The devices that the state begins on.
         agreement: Gives the signals that a dispatch carries.
         max_in_flight: Steps that may be dispatched and unfinished at once.
     """
 
-    def __init__(self, agreement: Agreement, max_in_flight: int) -> None:
+    def __init__(self, layout: Layout, agreement: Agreement, max_in_flight: int) -> None:
         self._agreement = agreement
         self._max_in_flight = max_in_flight
         self._compiled: dict[Step, Compiled] = {}
         self._layouts: dict[Any, Layout] = {}
         self._zero_signals: dict[Layout, jax.Array] = {}
         self._in_flight: deque[tuple[int, jax.Array]] = deque()
-        self._state_layout: Layout | None = None
         self.state: Any = None
+        #: Layout: the devices that the state lies on.
+        self.state_layout: Layout = layout
         #: int: every step up to this one is known to be finished on the devices.
         self.finished_step = 0
         #: dict of str to float: seconds spent compiling, and dispatching and waiting for steps.
@@ -52,13 +54,13 @@ class Dispatcher:
     def put_state(self, state: Any, layout: Layout, step: int) -> None:
         """Take over a placed state, as of ``step``."""
         self.state = state
-        self._state_layout = layout
+        self.state_layout = layout
         self._in_flight.clear()
         self.finished_step = step
 
     def layout_for(self, step: Step, default: Layout) -> Layout:
         """The devices that ``step`` runs on."""
-        if step.devices is None or step.devices == tuple(default.devices):
+        if step.devices is None or step.devices == default.devices:
             return default
         if step.devices not in self._layouts:
             self._layouts[step.devices] = Layout(step.devices, step.axis_name)
@@ -112,11 +114,9 @@ class Dispatcher:
         self.finished_step = max(self.finished_step, step)
 
     def _state_on(self, layout: Layout, keep: bool) -> Any:
-        if self._state_layout is layout or self._state_layout is None:
-            return self.state
-        if tuple(self._state_layout.devices) == tuple(layout.devices):
+        if self.state_layout is layout or self.state_layout.devices == layout.devices:
             return self.state
         moved = jax.device_put(self.state, replicated(layout))
         if keep:
-            self.state, self._state_layout = moved, layout
+            self.state, self.state_layout = moved, layout
         return moved

@@ -36,6 +36,7 @@ class Layout:
     def __init__(self, devices: Sequence[Any], axis_name: str = "data") -> None:
         if not devices:
             raise ValueError("Layout needs at least one device, found none. Pass jax.local_devices().")
+        self.devices = tuple(devices)
         self.device_count = len(devices)
         self.axis_name = axis_name
         self.mesh = Mesh(np.asarray(devices, dtype=object), (axis_name,))
@@ -43,7 +44,7 @@ class Layout:
         self._may_alias = devices[0].platform == "cpu"
 
     def lay_out(
-        self, batch: Any, *, what: str = "batch", remainder: str = "error", copy: bool = True
+        self, batch: Any, *, what: str = "batch", remainder: str = "error", place: bool = True
     ) -> tuple[Any, jax.Array | None, int]:
         """Place ``batch`` on the devices.
 
@@ -53,11 +54,13 @@ class Layout:
             what: How messages call the batch.
             remainder: If ``local_batch`` is no multiple of the device count: ``"error"``, ``"drop"`` the last rows, or
                 ``"pad"`` by repeating the last row.
-            copy: False if the host arrays are never written to again: they may then be shared instead of copied.
+            place: False leaves host arrays on the host, as private copies of the same shape: a compiled step moves
+                them faster than an explicit placement does.
 
         Returns:
             The placed pytree with leaves ``[n_devices, per_device, ...]``; the mask, bool ``[n_devices, per_device]``
-            and False for repeated rows, or None unless ``remainder="pad"``; and ``per_device``.
+            and False for repeated rows (on the host with ``place=False``), or None unless ``remainder="pad"``;
+            and ``per_device``.
 
         Raises:
             BatchError: Leaves without a leading axis, leaves that disagree about it, a leading axis that does not fit
@@ -76,14 +79,17 @@ class Layout:
             if isinstance(leaf, jax.Array):
                 leaves[i] = self._arrange_on_device(leaf, rows, total)
             else:
-                leaves[i] = self._arrange_on_host(leaf, rows, total, copy)
+                leaves[i] = self._arrange_on_host(leaf, rows, total, self._may_alias or not place)
                 waiting.append(i)
-        mask = None
+        mask: Any = None
         if remainder == "pad":
             leaves.append((np.arange(total) < rows).reshape(self.device_count, per_device))
 
-        placed = jax.device_put(leaves, self.sharding)
-        if copy and waiting and not self._may_alias:
+        if place:
+            placed = jax.device_put(leaves, self.sharding)
+        else:
+            placed = [jax.device_put(x, self.sharding) if isinstance(x, jax.Array) else x for x in leaves]
+        if place and waiting and not self._may_alias:
             jax.block_until_ready([placed[i] for i in waiting])  # the transfer is over: the host memory is free again
         if remainder == "pad":
             mask = placed.pop()
@@ -177,8 +183,8 @@ class Layout:
         shape = (self.device_count, total // self.device_count, *leaf.shape[1:])
         if total > rows:
             leaf = np.concatenate([leaf, np.repeat(leaf[-1:], total - rows, axis=0)])
-        elif copy and self._may_alias:
-            leaf = np.array(leaf[:total], order="C")  # device_put on the CPU may go on using the caller's memory
+        elif copy:
+            leaf = np.array(leaf[:total], order="C")  # the device may go on using this memory
         return np.reshape(leaf[:total], shape)
 
     def _arrange_on_device(self, leaf: jax.Array, rows: int, total: int) -> jax.Array:

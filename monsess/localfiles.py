@@ -43,7 +43,7 @@ class LocalFiles:
         found = []
         with os.scandir(self._path(rel)) as entries:
             for entry in entries:
-                is_dir = entry.is_dir()
+                is_dir = entry.is_dir(follow_symlinks=not rel)  # a whole step may be a link, nothing inside one is
                 try:
                     size = None if is_dir else entry.stat().st_size
                 except FileNotFoundError:  # a dangling link, or gone since

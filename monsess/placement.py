@@ -75,28 +75,26 @@ def _to_host(leaf: jax.Array) -> Any:
 
 
 class ReplicaCheck:
-    """Compares a bit-hash of the state between the local devices.
+    """Compares a bit-hash of the state between the local devices."""
 
-    Args:
-        layout: The devices; with one of them there is nothing to compare.
-    """
+    def __init__(self) -> None:
+        self._compiled: dict[Layout, Callable[[Any], jax.Array]] = {}
 
-    def __init__(self, layout: Layout) -> None:
-        self._hash: Callable[[Any], jax.Array] | None = None
-        if layout.device_count > 1:
-            mapped, whole = PartitionSpec(layout.axis_name), PartitionSpec()
-            per_device = jax.shard_map(
-                lambda leaves: bit_hash(leaves)[None],
-                mesh=layout.mesh,
-                in_specs=(whole,),
-                out_specs=mapped,
-                check_vma=False,
-            )
-            self._hash = jax.jit(per_device)
+    def dispatch(self, state: Any, layout: Layout) -> jax.Array | None:
+        """Start hashing.
 
-    def dispatch(self, state: Any) -> jax.Array | None:
-        """Start hashing; returns ``[local devices, leaves]`` uint32 on its way, or None with one device."""
-        return None if self._hash is None else self._hash(jax.tree.leaves(state))
+        Args:
+            state: The replicated state.
+            layout: The devices that it lies on.
+
+        Returns:
+            ``[local devices, leaves]`` uint32 on its way, or None with one device, where there is nothing to compare.
+        """
+        if layout.device_count == 1:
+            return None
+        if layout not in self._compiled:
+            self._compiled[layout] = _hash_on_each_device(layout)
+        return self._compiled[layout](jax.tree.leaves(state))
 
     @staticmethod
     def check(hashes: jax.Array | None, names: list[str], step: int) -> None:
@@ -113,10 +111,21 @@ class ReplicaCheck:
             shown = ", ".join(differing[:8]) + (f" and {len(differing) - 8} more" if len(differing) > 8 else "")
             raise ReplicasDifferError(
                 f"After step {step} the {rows.shape[0]} local devices hold different values in: {shown}. Most often "
-                'the gradients were not averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that differs '
-                "on purpose is made inside the step by monsess.per_device_key, and not stored. "
+                'the gradients were not averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that '
+                "differs on purpose is made inside the step by monsess.per_device_key, and not stored. "
                 "check_replicas=False turns this check off."
             )
+
+
+def _hash_on_each_device(layout: Layout) -> Callable[[Any], jax.Array]:
+    per_device = jax.shard_map(
+        lambda leaves: bit_hash(leaves)[None],
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(),),
+        out_specs=PartitionSpec(layout.axis_name),
+        check_vma=False,
+    )
+    return jax.jit(per_device)
 
 
 def _private_copy(name: str, leaf: Any) -> Any:

@@ -5,11 +5,11 @@ The shape is pluggy's: set-up in order, tear-down in reverse and for everyone, a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from monsess.errors import HookError
+from monsess import clock
+from monsess.errors import EndOfData, HookError
 from monsess.hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from monsess.coordinator import Coordinator
     from monsess.session import MonitoredSession
 
-_now = time.perf_counter
+_now = clock.monotonic  # the clock of the steps-per-second, from which it is taken off
 
 
 class HookRunner:
@@ -56,16 +56,34 @@ class HookRunner:
         """Seconds spent in all hooks."""
         return sum(self.seconds.values())
 
-    def begin(self) -> None:
-        """Call ``begin`` in order; a hook whose ``begin`` was reached gets an ending."""
+    def begin(self) -> EndOfData | None:
+        """Call ``begin`` in order; a hook whose ``begin`` was reached gets an ending.
+
+        Returns:
+            The end of the data, if a hook has met it already.
+        """
+        ended = None
         for hook, key in zip(self.hooks, self.keys, strict=True):
             self._began.append(hook)
-            self._call(hook, key, "begin")
+            try:
+                self._call(hook, key, "begin")
+            except EndOfData as end:
+                ended = end
+        return ended
 
-    def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
-        """Call ``after_create_session`` in order."""
+    def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> EndOfData | None:
+        """Call ``after_create_session`` in order.
+
+        Returns:
+            The end of the data, if a hook has met it already.
+        """
+        ended = None
         for hook, key in zip(self.hooks, self.keys, strict=True):
-            self._call(hook, key, "after_create_session", session, coord)
+            try:
+                self._call(hook, key, "after_create_session", session, coord)
+            except EndOfData as end:
+                ended = end
+        return ended
 
     def before_run(self, context: SessionRunContext) -> dict[str, SessionRunArgs]:
         """Call ``before_run`` in order.

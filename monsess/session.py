@@ -22,14 +22,21 @@ import jax.numpy as jnp
 
 from monsess import clock
 from monsess.agreement import Agreement, StopReason
-from monsess.binding import bind, merge_feeds, wants_data
+from monsess.binding import bind, merge_feeds, move, wants_data
 from monsess.checkpoint import CheckpointOptions, Retention
 from monsess.checkpoint.leaves import describe
 from monsess.checkpoint.restore import Restored, fit
 from monsess.coordinator import Coordinator
 from monsess.data import Input
 from monsess.dispatch import Dispatcher, Outcome
-from monsess.errors import EndOfData, MonsessError, RunAfterStopError, SessionClosedError, StateNotReadyError
+from monsess.errors import (
+    EndOfData,
+    MonsessError,
+    RunAfterStopError,
+    SessionClosedError,
+    StateNotReadyError,
+    StepDefinitionError,
+)
 from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
 from monsess.layout import Layout
@@ -56,7 +63,6 @@ class MonitoredSession:
 
     def _run_once(self, step: Step, args: tuple[Any, ...], with_hooks: bool) -> Any:
         """One run: batch, before_run, the step on all devices, after_run, and what was agreed on."""
-        self._require_open(step)
         self._saving.poll(self)
         self._in_run = True
         counted = step.kind == "train" and step.steps_per_run > 0
@@ -68,6 +74,8 @@ class MonitoredSession:
         takes_batch = self._input is not None and step.kind == "train" and wants_data(step, len(args), feeds)
         item = self._input.peek() if takes_batch and self._input is not None else None
         layout = self._dispatcher.layout_for(step, self._layout)
+        if item is not None and layout is not self._layout:
+            item = move(item, layout)
         call = bind(step, args, feeds, layout, item, self._remainder)
 
         outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run)
@@ -115,8 +123,8 @@ class MonitoredSession:
         self._grace = stop_grace_period_secs
         self._allow_reinit = recovery.allow_reinit
         self._layout = Layout(jax.local_devices())
-        self._replicas = ReplicaCheck(self._layout)
-        self._dispatcher = Dispatcher(self._agreement, max_in_flight)
+        self._replicas = ReplicaCheck()
+        self._dispatcher = Dispatcher(self._layout, self._agreement, max_in_flight)
         self._fetcher = Fetcher()
         self._watches = Watches()
         self._coord = Coordinator(clean_stop_exception_types=())
@@ -131,6 +139,7 @@ class MonitoredSession:
         self._restored_from: int | None = None
         self._restarts = Restarts(recovery, self._create, lambda: self._coord.requested_exception, self._forget_threads)
         self._ended = False
+        self._held_stop: StopReason | None = None  # asked for in a run that was rolled back
         self._unsaved_auxiliary = False
         self._checked_first_step = False
         self._in_run = False
@@ -142,7 +151,7 @@ class MonitoredSession:
         self._error: BaseException | None = None
 
         try:
-            self._hooks.begin()
+            self._stop_if_ended(self._hooks.begin())
             self._hook_states_at_begin = self._hooks.state_dicts()
             self._restarts.create()
             self._log_start()
@@ -177,6 +186,7 @@ class MonitoredSession:
             BatchError: The batch does not fit the devices.
             SaveError: A save that was accepted earlier was lost.
         """
+        self._require_open(step)
         return self._call(lambda: self._run_once(step, args, with_hooks=True))
 
     def run_without_hooks(self, step: Step, *args: Any) -> Any:
@@ -195,6 +205,7 @@ class MonitoredSession:
         Raises:
             EndOfData: As in `run`, like the other errors there.
         """
+        self._require_open(step)
         return self._call(lambda: self._run_once(step, args, with_hooks=False))
 
     def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
@@ -246,9 +257,12 @@ class MonitoredSession:
         if self._phase == "closed":
             return True
         self._restarts.look_at_threads()
+        self._stop_as_before_recovery()
+        reported = self._coord.requested_exception
+        if reported is not None:
+            self._stop(StopReason("ERROR", f"{type(reported).__name__}: {reported}", "a thread"))
         if self._agreement.stop is None and self._input is not None and self._input.ended():
-            self._ended = True
-            self._stop(StopReason("END_OF_DATA", by="the input"))
+            self._stop_if_ended(EndOfData())
         return self.stop_requested
 
     def request_stop(self, reason: Any = None, everywhere: bool = False) -> None:
@@ -258,6 +272,7 @@ class MonitoredSession:
             reason: A sentence for people, or a `StopReason`.
             everywhere: The decision is the same on all processes by construction.
         """
+        self._require_not_closed()
         if not isinstance(reason, StopReason):
             reason = StopReason("REQUESTED", "" if reason is None else str(reason))
         self._stop(reason, everywhere)
@@ -270,6 +285,7 @@ class MonitoredSession:
         Args:
             everywhere: The decision is the same on all processes by construction.
         """
+        self._require_not_closed()
         self._agreement.want_save(everywhere)
         if self._phase == "open" and not self._in_run:
             self._save_if_agreed()
@@ -388,6 +404,8 @@ class MonitoredSession:
 
     def _create(self) -> None:
         """Restore or initialise the state, and tell the hooks that it exists; also after a recovery."""
+        if self.recoveries:
+            self._roll_back_stop()
         restored = self._saving.find(self._checkpoint_options.restore_step)
         if restored is None and self.recoveries and not self._allow_reinit:
             raise MonsessError(
@@ -412,7 +430,7 @@ class MonitoredSession:
         self._saving.start(self._dispatcher.state, restored)
         self._position_input(restored)
         self._hooks.load_state_dicts(self._hook_states_at_begin if restored is None else restored.session["hooks"])
-        self._hooks.after_create_session(self, self._coord)
+        self._stop_if_ended(self._hooks.after_create_session(self, self._coord))
         self._stop_at_limit()
 
     def _initial_state(self) -> Any:
@@ -442,9 +460,7 @@ class MonitoredSession:
             self._input.restore(self._input_start)
 
     def _log_start(self) -> None:
-        where = (
-            "no checkpoint_dir, nothing is saved" if self._saving.store is None else f"in {self._saving.store.url}"
-        )
+        where = "no checkpoint_dir, nothing is saved" if self._saving.store is None else f"in {self._saving.store.url}"
         start = "fresh start at step 0" if self._restored_from is None else f"restored step {self._restored_from}"
         devices = self._layout.device_count
         logger.info(
@@ -463,14 +479,31 @@ class MonitoredSession:
     def _call(self, call: Callable[[], Any]) -> Any:
         """Make a call, again after a transient error, and note if it meets the end of the data."""
         try:
-            return self._restarts.call(call)
+            result = self._restarts.call(call)
+            self._stop_as_before_recovery()
+            return result
         except EndOfData as end:
-            if not isinstance(end, LeaveStepFn):
-                self._ended = True
-                self._stop(StopReason("END_OF_DATA", str(end), "the input"))
+            self._stop_if_ended(end)
             raise
         finally:
             self._in_run = False
+
+    def _stop_if_ended(self, end: EndOfData | None) -> None:
+        if end is not None and not isinstance(end, LeaveStepFn):
+            self._ended = True
+            self._stop(StopReason("END_OF_DATA", str(end), "the input"))
+
+    def _roll_back_stop(self) -> None:
+        """At a recovery: what follows from step and input is found anew; a request waits for the repeated run."""
+        stop = self._agreement.withdraw_stop()
+        self._ended = False
+        if stop is not None and stop not in (StopReason.LAST_STEP, StopReason.END_OF_DATA):
+            self._held_stop = stop
+
+    def _stop_as_before_recovery(self) -> None:
+        if self._held_stop is not None:
+            self._stop(self._held_stop)
+            self._held_stop = None
 
     def _advance(self, step: Step, outcome: Outcome) -> None:
         """Count a dispatched train step and stop at the limit."""
@@ -484,7 +517,7 @@ class MonitoredSession:
         if not self._checked_first_step:
             self._checked_first_step = True
             if self._check_replicas:
-                hashes = self._replicas.dispatch(self._dispatcher.state)
+                hashes = self._replicas.dispatch(self._dispatcher.state, self._dispatcher.state_layout)
                 self._replicas.check(hashes, self._leaf_names, self._global_step)
         self._stop_at_limit()
 
@@ -518,7 +551,8 @@ class MonitoredSession:
 
     def _gate(self, step: int) -> Callable[[], None]:
         """What has to hold before the checkpoint of ``step`` is committed; called by the thread that writes it."""
-        hashes = self._replicas.dispatch(self._dispatcher.state) if self._check_replicas else None
+        dispatcher = self._dispatcher
+        hashes = self._replicas.dispatch(dispatcher.state, dispatcher.state_layout) if self._check_replicas else None
         names = self._leaf_names
 
         def gate() -> None:
@@ -566,7 +600,8 @@ class MonitoredSession:
             if self._unsaved_auxiliary:
                 raise MonsessError(
                     "The session ends after an auxiliary update (steps_per_run=0) that no counted step followed, so "
-                    "the state lies between two steps and cannot be saved. Run auxiliary updates before the counted step."
+                    "the state lies between two steps and cannot be saved. Run auxiliary updates before the counted "
+                    "step."
                 )
             if self._agreement.stop is None:
                 reason = (
@@ -581,8 +616,10 @@ class MonitoredSession:
             self._leave_with_error(error)
             raise
         try:
-            self._hooks.end(self)
-            self._stop_threads(self._grace)
+            try:
+                self._hooks.end(self)
+            finally:
+                self._stop_threads(self._grace)
             if self._coord.requested_exception is not None:
                 raise self._coord.requested_exception
         finally:
@@ -634,15 +671,22 @@ class MonitoredSession:
             "nothing saved" if last is None else f"last commit is step {last}",
         )
 
-    def _require_open(self, step: Any) -> None:
-        if self._phase == "closed" or (self._phase == "closing" and isinstance(step, Step) and step.kind == "train"):
+    def _require_not_closed(self) -> None:
+        if self._phase == "closed":
             raise SessionClosedError("The session is closed. Make a new MonitoredTrainingSession to go on.")
-        if step is not None and not isinstance(step, Step):
-            raise TypeError(
+
+    def _require_open(self, step: Any) -> None:
+        self._require_not_closed()
+        if step is None:
+            return
+        if not isinstance(step, Step):
+            raise StepDefinitionError(
                 f"run needs a step made by monsess.train_step or monsess.eval_step, found {step!r}. Decorate it."
             )
-        if step is None or step.kind != "train":
+        if step.kind != "train":
             return
+        if self._phase == "closing":
+            raise SessionClosedError("The session is ending: hooks may still run eval steps, but no train step.")
         if self._ended:
             raise EndOfData("The input has ended; there is no further batch.")
         if self._agreement.stop is not None:

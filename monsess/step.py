@@ -67,6 +67,7 @@ class Step:
         self.__name__ = self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the plain function, without a session."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:

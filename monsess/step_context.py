@@ -43,6 +43,7 @@ class StepContext:
         Returns:
             The step's outputs.
         """
+        self._session._require_open(step)
         return self._session._run_once(step, args, with_hooks=True)
 
     def request_stop(self, reason: Any = None) -> NoReturn:

@@ -288,6 +288,9 @@ class Storage:
         Raises:
             StorageError: Something could not be deleted.
         """
+        if self.local_path is not None and os.path.islink(os.path.join(self.local_path, rel)):
+            self.delete(rel)
+            return
         try:
             names = list(self.walk(rel))
         except FileNotFoundError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
 import jax
@@ -16,6 +17,7 @@ from monsess.log import logger
 from monsess.recovery import Recovery
 from monsess.scaffold import Scaffold
 from monsess.session import MonitoredSession
+from monsess.timer import check_secs, check_steps
 
 
 @final
@@ -127,17 +129,18 @@ def MonitoredTrainingSession(
     if scaffold is not None and not isinstance(scaffold, Scaffold):
         raise TypeError(f"scaffold must be a Scaffold, found {scaffold!r}.")
     save_secs, save_steps = _save_cadence(save_checkpoint_secs, save_checkpoint_steps)
+    log_steps = None if log_step_count_steps is None else check_steps("log_step_count_steps", log_step_count_steps)
     for name, value in (
-        ("log_step_count_steps", log_step_count_steps),
-        ("stop_grace_period_secs", stop_grace_period_secs),
         ("max_wait_secs", max_wait_secs),
         ("failure_timeout_secs", failure_timeout_secs),
         ("stall_timeout_secs", stall_timeout_secs),
     ):
-        _check_positive(name, value, allow_none=name == "log_step_count_steps")
-    _check_count("max_in_flight", max_in_flight, at_least=1)
-    prefetch = 2 if prefetch is None else prefetch
-    _check_count("prefetch", prefetch, at_least=0)
+        check_secs(name, value)
+    _check_kind("keep", keep, lambda policy: callable(getattr(policy, "keep", None)))
+    _check_kind("checkpoint", checkpoint, lambda options: isinstance(options, CheckpointOptions))
+    _check_kind("recovery", recovery, lambda policy: isinstance(policy, Recovery))
+    _check_kind("storage_options", storage_options, lambda options: isinstance(options, Mapping))
+    _check_kind("checkpoint_dir", checkpoint_dir, lambda url: isinstance(url, (str, os.PathLike)))
     if remainder not in ("error", "drop", "pad"):
         raise ValueError(f'remainder must be "error", "drop" or "pad", found {remainder!r}.')
     if on_preemption not in ("exit", "return"):
@@ -150,7 +153,7 @@ def MonitoredTrainingSession(
 
     user_hooks = check_hooks(hooks)
     chief_hooks = check_hooks(chief_only_hooks, "chief_only_hooks")
-    defaults = _default_hooks(directory, save_secs, save_steps, log_step_count_steps, chief_hooks + user_hooks)
+    defaults = _default_hooks(directory, save_secs, save_steps, log_steps, chief_hooks + user_hooks)
     return MonitoredSession(
         scaffold=(scaffold or Scaffold(init_fn)).finalize(),
         hooks=defaults + chief_hooks + user_hooks,
@@ -160,11 +163,11 @@ def MonitoredTrainingSession(
         storage_options=storage_options,
         keep=KeepLast(5) if keep is None else keep,
         checkpoint=CheckpointOptions() if checkpoint is None else checkpoint,
-        prefetch=prefetch,
+        prefetch=2 if prefetch is None else check_steps("prefetch", prefetch, at_least=0),
         remainder=remainder,
-        max_in_flight=max_in_flight,
+        max_in_flight=check_steps("max_in_flight", max_in_flight),
         check_replicas=check_replicas,
-        stop_grace_period_secs=stop_grace_period_secs,
+        stop_grace_period_secs=check_secs("stop_grace_period_secs", stop_grace_period_secs),
         recovery=Recovery() if recovery is None else recovery,
     )
 
@@ -194,27 +197,24 @@ def _default_hooks(
 
 
 def _save_cadence(secs: float | _Default | None, steps: int | _Default | None) -> tuple[float | None, int | None]:
-    given_steps = None if isinstance(steps, _Default) else steps
+    by_steps = None if isinstance(steps, _Default) or steps is None else check_steps("save_checkpoint_steps", steps)
     if isinstance(secs, _Default):
-        given_secs = _SAVE_SECS if given_steps is None else None
-    else:
-        given_secs = secs
-    _check_positive("save_checkpoint_secs", given_secs)
-    if given_steps is not None:
-        _check_count("save_checkpoint_steps", given_steps, at_least=1)
-    return given_secs, given_steps
+        return (_SAVE_SECS if by_steps is None else None), by_steps
+    return (None if secs is None else check_secs("save_checkpoint_secs", secs)), by_steps
 
 
-def _check_positive(name: str, value: Any, allow_none: bool = True) -> None:
-    if value is None and allow_none:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ValueError(f"{name} must be a positive number{' or None' if allow_none else ''}, found {value!r}.")
+_KINDS = {
+    "keep": "a retention such as monsess.KeepLast(5)",
+    "checkpoint": "monsess.CheckpointOptions(...)",
+    "recovery": "monsess.Recovery(...)",
+    "storage_options": "a dict for fsspec",
+    "checkpoint_dir": "a URL or a path",
+}
 
 
-def _check_count(name: str, value: Any, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name} must be an integer >= {at_least}, found {value!r}.")
+def _check_kind(name: str, value: Any, fits: Callable[[Any], bool]) -> None:
+    if value is not None and (inspect.isclass(value) or not fits(value)):
+        raise TypeError(f"{name} must be {_KINDS[name]} or None, found {value!r}.")
 
 
 def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:

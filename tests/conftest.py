@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from monsess.testing import emulate_devices
 
 emulate_devices(4)
+
+
+@pytest.fixture
+def lines(caplog):
+    """The lines that monsess logged so far; calling it returns those since the call before."""
+    caplog.set_level(logging.INFO, logger="monsess")
+
+    def take():
+        new = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return new
+
+    return take

@@ -204,7 +204,8 @@ def _one_copy(leaf: jax.Array) -> jax.Array:
 
 
 def _is_empty(node: Any) -> bool:
-    return node is None or jax.tree_util.tree_structure(node).num_leaves == 0
+    structure = jax.tree_util.tree_structure(node)
+    return structure.num_leaves == 0 and structure.num_nodes == 1
 
 
 def _split(entries: tuple[Any, ...]) -> tuple[tuple[str, ...], str]:

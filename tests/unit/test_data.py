@@ -308,7 +308,7 @@ def test_a_source_that_changed_its_order_is_found(make, prefetch):
     position = stored(one.position())
     shuffled = batches[:3] + batches[4:]
     two = make(shuffled, prefetch=prefetch)
-    with pytest.raises(InputPositionError, match="Batch 3 .* changed its order or its data"):
+    with pytest.raises(InputPositionError, match=r"Batch 3 .* changed its order or its data"):
         two.restore(position)
     with pytest.raises(InputPositionError, match="failed"):  # and it does not go on somewhere else
         two.peek()

@@ -59,18 +59,38 @@ def test_dtypes(layout, given, placed):
     assert np.asarray(out, np.float32).tolist() == [[[1, 1]]] * N
 
 
+def aligned(rows: int) -> np.ndarray:
+    """Ones ``[rows, 16]`` that begin at a multiple of 64 bytes: memory that JAX shares on the CPU."""
+    memory = np.ones(rows * 16 + 16, np.float32)
+    start = -memory.ctypes.data % 64 // 4
+    return memory[start : start + rows * 16].reshape(rows, 16)
+
+
 @pytest.mark.parametrize("rows", [N, 64, 4096])
 def test_a_refilled_buffer_does_not_reach_the_batch(layout, rows):
-    buffer = np.full((rows, 16), 1.0, np.float32)
+    buffer = aligned(rows)
+    shared = jax.device_put(buffer.reshape(N, -1, 16), layout.sharding)
     placed, _, _ = layout.lay_out({"x": buffer, "y": buffer.T.copy().T})
     buffer[:] = 2
     assert float(placed["x"].min()) == float(placed["x"].max()) == 1
+    assert float(shared.max()) == 2, "the test proves nothing: this memory was not shared"
+
+
+@pytest.mark.parametrize("remainder", ["error", "drop", "pad"])
+def test_unplaced_host_leaves_are_private_copies_of_the_same_shape(layout, remainder):
+    buffer = aligned(8)
+    out, _, per_device = layout.lay_out({"x": buffer, "y": jnp.arange(8)}, place=False, remainder=remainder)
+    assert type(out["x"]) is np.ndarray
+    assert out["x"].shape == (N, per_device, 16)
+    assert out["y"].sharding.is_equivalent_to(layout.sharding, 2)
+    buffer[:] = 2
+    assert out["x"].max() == 1
 
 
 def test_a_refilled_buffer_behind_a_jax_array_does_not_reach_the_batch(layout):
-    buffer = np.full((4096, 16), 1.0, np.float32)
-    placed, _, _ = layout.lay_out(jnp.asarray(buffer))
-    buffer[:] = 2
+    buffer = aligned(1 << 20)
+    placed, _, _ = layout.lay_out(jax.device_put(buffer))
+    buffer[::-1] = 2
     assert float(placed.max()) == 1
 
 
@@ -149,7 +169,10 @@ def test_drop_with_fewer_rows_than_devices_is_an_error(layout):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"a": {"x": np.zeros((6, 2))}}, r"Leaf 'a/x' of the batch has the shape \[6, 2\].* 6 is not divisible by the 4 local"),
+        (
+            {"a": {"x": np.zeros((6, 2))}},
+            r"Leaf 'a/x' of the batch has the shape \[6, 2\].* 6 is not divisible by the 4 local",
+        ),
         (np.zeros((3, 2)), r"The batch has the shape \[3, 2\].*Make the batch 4 rows, or pass remainder='drop'"),
         ({"x": np.zeros((8, 2)), "y": [np.zeros(4)]}, r"'x' .* \[8, 2\], Leaf 'y/0' of the batch \[4\]"),
         ({"x": 3.0}, r"'x' .* no leading axis.*4 local devices.*float64"),

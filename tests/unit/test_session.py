@@ -42,11 +42,14 @@ def test_golden_trace_with_endings_in_reverse():
     with ms.MonitoredTrainingSession(toy.init_fn, data=toy.batches(2), hooks=hooks) as sess:
         while not sess.should_stop():
             sess.run(toy.train)
-    assert trace == (
-        "A.begin B.begin A.acs B.acs "
-        "A.before@0 B.before@0 A.after@1 B.after@1 A.before@1 B.before@1 A.after@2 B.after@2 "
-        "B.end A.end"
-    ).split()
+    assert (
+        trace
+        == (
+            "A.begin B.begin A.acs B.acs "
+            "A.before@0 B.before@0 A.after@1 B.after@1 A.before@1 B.before@1 A.after@2 B.after@2 "
+            "B.end A.end"
+        ).split()
+    )
     assert sess.stop_reason == ms.StopReason.END_OF_DATA
 
 
@@ -145,7 +148,10 @@ def test_error_in_the_body_saves_nothing_and_tells_the_hooks(tmp_path):
     trace = []
     with pytest.raises(KeyError, match="mine"):
         with ms.MonitoredTrainingSession(
-            toy.init_fn, data=toy.batches(5), checkpoint_dir=tmp_path, hooks=[Recorder("A", trace), Recorder("B", trace)]
+            toy.init_fn,
+            data=toy.batches(5),
+            checkpoint_dir=tmp_path,
+            hooks=[Recorder("A", trace), Recorder("B", trace)],
         ) as sess:
             sess.run(toy.train)
             raise KeyError("mine")

@@ -1,0 +1,107 @@
+"""The mark that ties a test to a trap of TensorFlow 1 (``W-01`` …), and what the tests of the traps share.
+
+A test marked ``@trap("W-05")`` shows that monsess does not have that trap. The ids must be plain strings, since
+``test_traps_complete.py`` reads them from the source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import monsess as ms
+
+
+def trap(*ids: str) -> pytest.MarkDecorator:
+    """Mark a test with the traps that it shows monsess not to have.
+
+    Args:
+        ids: Such as ``"W-05"``.
+    """
+    return pytest.mark.traps(*ids)
+
+
+def init_fn() -> dict[str, Any]:
+    """A state that counts its own updates."""
+    return {"n": 0.0}
+
+
+@ms.train_step
+def count(state: Any) -> Any:
+    """One update: the state and the output both say how many there were."""
+    return {"n": state["n"] + 1.0}, {"n": state["n"] + 1.0}
+
+
+@ms.train_step
+def add(state: Any, batch: Any) -> Any:
+    """Adds the mean of a batch, so that the state says what was trained on."""
+    return {"n": state["n"] + batch.mean()}, {"batch": batch.mean()}
+
+
+@ms.eval_step
+def look(state: Any) -> Any:
+    """An eval step without a batch."""
+    return {"n": state["n"]}
+
+
+class Passing(Exception):
+    """An error that passes by itself, by `recovery` below."""
+
+
+def recovery(**changes: Any) -> ms.Recovery:
+    """A policy that takes `Passing` for transient and does not wait."""
+    return ms.Recovery(**{"is_transient": lambda error: isinstance(error, Passing), "backoff_secs": 0, **changes})
+
+
+class Recorder(ms.SessionRunHook):
+    """Writes down every call as ``name.method@step``; raises ``raises[method]`` once, at ``at_step`` if given."""
+
+    def __init__(self, name: str = "A", trace: list[str] | None = None, at_step: int | None = None, **raises: Any):
+        self.name = name
+        self.trace = [] if trace is None else trace
+        self.at_step = at_step
+        self.raises = raises
+        self.errors: list[BaseException] = []
+
+    def called(self, method: str, step: int | None = None) -> None:
+        self.trace.append(f"{self.name}.{method}" + ("" if step is None else f"@{step}"))
+        if method in self.raises and (step is None or self.at_step in (None, step)):
+            raise self.raises.pop(method)
+
+    def begin(self) -> None:
+        self.called("begin")
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self.called("after_create_session", session.global_step)
+
+    def before_run(self, run_context: Any) -> None:
+        self.called("before_run", run_context.global_step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.called("after_run", run_context.global_step)
+
+    def end(self, session: Any) -> None:
+        self.called("end")
+
+    def on_error(self, session: Any, error: BaseException) -> None:
+        self.errors.append(error)
+        self.called("on_error")
+
+
+def endings(trace: list[str]) -> list[str]:
+    """The lines of a trace that are endings."""
+    return [line for line in trace if line.endswith((".end", ".on_error"))]
+
+
+def drive(session: Any, step: Any = count) -> None:
+    """The loop of every user."""
+    while not session.should_stop():
+        session.run(step)
+
+
+def steps_of(directory: Any) -> list[int]:
+    """The committed steps of a directory, all of them sound."""
+    store = ms.CheckpointStore(directory)
+    assert all(store.verify(step) == [] for step in store.steps())
+    return store.steps()
