@@ -11,12 +11,16 @@ from monsess.hooks._values import flat_fetches, to_host
 from monsess.log import logger
 
 if TYPE_CHECKING:
+    from monsess.coordinator import Coordinator
     from monsess.session import MonitoredSession
 
 
 @final
 class FinalOpsHook(SessionRunHook):
     """Evaluates fetches once, at a clean end, on the final state and the outputs of the last run.
+
+    A session that ran no step, such as that of a finished run that is started again, has no outputs: it evaluates
+    callables only, with None for the outputs, and nothing at all if a name is among the fetches.
 
     Args:
         final_ops: What to evaluate: the name of an output, a callable ``f(state, outputs)``, a pytree of them, or
@@ -50,21 +54,30 @@ class FinalOpsHook(SessionRunHook):
                 "arguments."
             )
         self._fetches = final_ops
+        self._names = [leaf for leaf in leaves if isinstance(leaf, str)]
         self._feed = feed or None
+        self._start = 0
         self._values: Any = None
 
     @property
     def final_ops_values(self) -> Any:
-        """The values as numpy arrays, in the structure of ``final_ops``; None before a clean end."""
+        """The values as numpy arrays, in the structure of ``final_ops``; None before a clean end or without any."""
         return self._values
 
     def begin(self) -> None:
         """Forget the values of another session."""
         self._values = None
 
+    def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
+        """Note the step, to see at the end whether any was run."""
+        self._start = session.global_step
+
     def end(self, session: MonitoredSession) -> None:
         """Evaluate."""
         if self._fetches is None:
+            return
+        if self._names and session.global_step == self._start:
+            logger.info("FinalOpsHook: no step was run, so there is no %s to take.", ", ".join(self._names))
             return
         try:
             self._values = to_host(session.evaluate(self._fetches, self._feed))

@@ -1,5 +1,7 @@
 """monsess: the monitored training session for JAX."""
 
+from importlib.metadata import version
+
 from monsess import testing as testing
 from monsess.agreement import StopReason as StopReason
 from monsess.checkpoint import CheckpointOptions as CheckpointOptions
@@ -60,3 +62,69 @@ from monsess.step import eval_step as eval_step
 from monsess.step import train_step as train_step
 from monsess.timer import SecondOrStepTimer as SecondOrStepTimer
 from monsess.training_session import MonitoredTrainingSession as MonitoredTrainingSession
+
+__version__ = version("monsess")
+
+__all__ = [
+    "BatchError",
+    "CheckpointOptions",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "CheckpointStore",
+    "ClusterError",
+    "Coordinator",
+    "DamagedCheckpointError",
+    "DirectoryInUseError",
+    "DistributedOptimizer",
+    "EndOfData",
+    "FeedConflictError",
+    "FeedFnHook",
+    "FetchError",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "HookError",
+    "InputPositionError",
+    "KeepLast",
+    "LeftAloneError",
+    "LoggingTensorHook",
+    "LooperThread",
+    "MonitoredSession",
+    "MonitoredTrainingSession",
+    "MonsessError",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "NonFiniteStateError",
+    "PeerFailedError",
+    "ProcessesDivergedError",
+    "Recovery",
+    "ReplicasDifferError",
+    "Retention",
+    "RunAfterStopError",
+    "SaveError",
+    "Scaffold",
+    "SecondOrStepTimer",
+    "SessionClosedError",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "StateMismatchError",
+    "StateNotReadyError",
+    "StepContext",
+    "StepCounterHook",
+    "StepDefinitionError",
+    "StopAtStepHook",
+    "StopReason",
+    "StorageError",
+    "UnstorableLeafError",
+    "__version__",
+    "eval_step",
+    "latest_checkpoint",
+    "linear_scaled_lr",
+    "load_checkpoint",
+    "masked_mean",
+    "per_device_key",
+    "repeat",
+    "testing",
+    "train_step",
+]

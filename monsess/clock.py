@@ -31,12 +31,16 @@ class SystemClock:
     """The machine's own clock."""
 
     monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(time.sleep)
-    time = staticmethod(time.time)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for ``seconds``."""
+        time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float | None) -> bool:
         """Wait until ``event`` is set or ``seconds`` have passed; return whether it is set."""
         return event.wait(seconds)
+
+    time = staticmethod(time.time)  # last: the name hides the module from what follows
 
 
 _current: Clock = SystemClock()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from monsess import clock
 from monsess.agreement import Agreement
 from monsess.binding import Call
 from monsess.engine import Compiled, compile_step
@@ -17,7 +17,7 @@ from monsess.placement import replicated
 from monsess.reduction import merge
 from monsess.step import Step
 
-_now = time.perf_counter
+_now = clock.monotonic
 
 
 class Outcome(NamedTuple):

@@ -64,6 +64,15 @@ class SessionRunContext:
         session: The session that runs.
         original_args: The arguments that the caller handed to ``run`` after the step.
         global_step: Completed updates before the run.
+
+    Example:
+        >>> import monsess as ms
+        >>> class StopWhenGood(ms.SessionRunHook):
+        ...     def before_run(self, run_context):
+        ...         return ms.SessionRunArgs("loss")
+        ...     def after_run(self, run_context, run_values):
+        ...         if run_context.global_step % 100 == 0 and run_values.results < 0.1:
+        ...             run_context.request_stop("good enough", everywhere=True)
     """
 
     __slots__ = ("_chief_only", "_session", "global_step", "original_args")
@@ -206,6 +215,8 @@ class SessionRunHook:
 
     def state_dict(self) -> dict[str, Any]:
         """What the hook has to remember across a restart: JSON-able, stored in every checkpoint.
+
+        Called after every step that is saved, and once after `begin`, for a recovery that has to start again.
 
         Returns:
             A dict of plain Python values; ``{}`` if there is nothing to remember.

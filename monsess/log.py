@@ -22,7 +22,7 @@ def mask(text: str) -> str:
     return _QUERY.sub(r"\1***", _USERINFO.sub(r"\g<scheme>***@", text))
 
 
-class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class _PlainHandler(logging.StreamHandler):
     """Writes to the current stderr, and only while nobody has configured logging."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self.setFormatter(logging.Formatter("%(asctime)s monsess %(levelname)s %(message)s", "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if logging.getLogger().handlers:
+        if any(not isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers):
             return  # the program configured logging: the record reaches its handlers by propagation
         self.stream = sys.stderr
         super().emit(record)

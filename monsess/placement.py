@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from monsess.checkpoint.leaves import LeafSpec
 from monsess.errors import ReplicasDifferError, UnstorableLeafError
 from monsess.layout import Layout
 from monsess.reduction import path_name
@@ -160,3 +161,18 @@ def _placed_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     array = np.asarray(leaf)
     return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def with_typed_keys(state: Any, specs: Sequence[LeafSpec]) -> Any:
+    """Make typed PRNG keys of the uint32 key data that a checkpoint holds for them.
+
+    Args:
+        state: Host leaves.
+        specs: What the leaves are, in flatten order.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    typed = [
+        jax.random.wrap_key_data(jnp.asarray(leaf), impl=spec.key_impl) if spec.kind == "key" else leaf
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
+    return jax.tree.unflatten(structure, typed)

@@ -77,7 +77,8 @@ class Restarts:
         create: Restores or initialises the state and tells the hooks.
         reported: The error that a thread of the session has reported, or None. If it is transient it counts as the
             cause of whatever else fails.
-        forget_threads: Ends the session's threads and clears what they reported.
+        settle: Lets saves in flight end, which may restore the budget, ends the session's threads and clears what they
+            reported.
     """
 
     def __init__(
@@ -85,12 +86,12 @@ class Restarts:
         policy: Recovery,
         create: Callable[[], None],
         reported: Callable[[], BaseException | None],
-        forget_threads: Callable[[], None],
+        settle: Callable[[], None],
     ) -> None:
         self._policy = policy
         self._create = create
         self._reported = reported
-        self._forget_threads = forget_threads
+        self._settle = settle
         self._since_commit = 0
         #: int: how often the session has recovered.
         self.recoveries = 0
@@ -130,6 +131,12 @@ class Restarts:
         """Create the state anew if ``error`` is transient and the budget allows; say whether that was done."""
         reported = self._reported()
         cause = reported if isinstance(reported, Exception) and self._policy.covers(reported) else error
+        if not self._policy.covers(cause):
+            return False
+        try:
+            self._settle()
+        except Exception as lost:
+            raise lost from cause  # a lost checkpoint is worse than what would have passed by itself
         while self._policy.covers(cause):
             if self._since_commit >= self._policy.max_restarts:
                 error.add_note(f"Gave up after {self._since_commit} restarts without a newer checkpoint.")
@@ -147,7 +154,6 @@ class Restarts:
             )
             clock.sleep(delay)
             try:
-                self._forget_threads()
                 self._create()
                 return True
             except Exception as again:

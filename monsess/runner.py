@@ -128,11 +128,11 @@ class HookRunner:
             error.add_note(f"While handling this, a hook raised {second!r}.")
 
     def state_dicts(self) -> dict[str, Any]:
-        """The state of every hook that has one, by key; checked to be JSON."""
+        """The state of every hook that may have one, by key, ``{}`` too, since a rollback goes back to it."""
         states = {}
         for hook, key in zip(self.hooks, self.keys, strict=True):
-            state = self._call(hook, key, "state_dict") if _overrides(hook, "state_dict") else {}
-            if state:
+            if _overrides(hook, "state_dict"):
+                state = self._call(hook, key, "state_dict")
                 check_state_is_json(hook, state)
                 states[key] = state
         return states

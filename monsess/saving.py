@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import platform
 import uuid
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from monsess.checkpoint import CheckpointOptions, CheckpointStore, Retention
-from monsess.checkpoint.leaves import LeafSpec, describe
+from monsess.checkpoint.leaves import LeafTable, describe
 from monsess.checkpoint.restore import Restored, find_restorable
 from monsess.checkpoint.saver import Saver, Snapshot
-from monsess.errors import NonFiniteStateError, SaveError
+from monsess.errors import MonsessError, NonFiniteStateError, SaveError
 from monsess.log import logger
 from monsess.placement import ReplicaCheck, Snapshotter, on_first_device
 
@@ -43,9 +42,10 @@ class Saving:
         self._keep = keep
         self._snapshot = Snapshotter(on_host=options.snapshot == "host")
         self._saver: Saver | None = None
-        self._specs: list[LeafSpec] = []
+        self._specs = LeafTable()
         self._listeners: list[Any] = []
         self._protected: set[int] = set()
+        self._newer: list[int] = []  # steps after the one that was chosen to be restored
         self._taken: int | None = None  # the step of the newest snapshot that was handed over or restored
         self._committed: int | None = None  # the newest step known to be committed
 
@@ -68,9 +68,14 @@ class Saving:
         """The checkpoint to restore; None only if there is proven to be none."""
         if self.store is None:
             return None
-        if self._saver is not None:
-            self._saver.wait()  # a recovery restores the newest step, which may still be on its way
-        restored = find_restorable(self.store, strict=self._options.strict, restore_step=restore_step)
+        restored = find_restorable(
+            self.store,
+            strict=self._options.strict,
+            restore_step=restore_step,
+            staging_dir=self._options.staging_dir,
+        )
+        if restore_step is not None:
+            self._look_at_newer(restore_step)
         if restored is None:
             run = self.store.read_run()
             if run is not None and run.get("run_id"):
@@ -83,8 +88,7 @@ class Saving:
         """Take note of the state at the start, whose leaves and infinities later saves are measured against."""
         specs = describe(on_first_device(state))
         if restored is not None:
-            finite = {spec.path: spec.finite for spec in restored.specs}
-            specs = [dataclasses.replace(spec, finite=finite.get(spec.path, spec.finite)) for spec in specs]
+            specs = specs.with_finite_of(restored.specs)
             self._protected.add(restored.step)
         self._specs = specs
         self._taken = self._committed = None if restored is None else restored.step
@@ -97,9 +101,22 @@ class Saving:
             return
         run = self.store.read_run() or {}
         self.store.write_run({**run, "run_id": self.run_id, "last_attempt": self.attempt})
+        for step in reversed(self._newer):
+            logger.info("moved the newer step %d to %s", step, self.store.set_aside(step, self.attempt))
+        self._newer = []
         self._saver = Saver(
             self.store, self._options, self._keep, attempt=self.attempt, run_id=self.run_id, protect=self._protected
         )
+
+    def _look_at_newer(self, restore_step: int) -> None:
+        assert self.store is not None
+        self._newer = [step for step in self.store.steps() if step > restore_step]
+        if self._newer and self._options.newer == "refuse":
+            raise MonsessError(
+                f"restore_step={restore_step}, but {self.store.url} holds the newer checkpoints {self._newer}, which "
+                'going on from there would contradict. CheckpointOptions(newer="aside") moves them to '
+                "aside-<step>-<attempt>."
+            )
 
     @property
     def is_writing(self) -> bool:
@@ -169,6 +186,10 @@ class Saving:
             if self._committed != step:
                 raise SaveError(f"Step {step} was handed over to be saved, but was not committed.")
 
+    def settle(self, session: MonitoredSession) -> None:
+        """Wait for saves in flight and tell of them: a recovery restores the newest, which may be on its way."""
+        self._wait(session)
+
     def drain(self) -> None:
         """Let saves in flight end, within their limit; what goes wrong is logged."""
         if self._saver is None:
@@ -191,6 +212,8 @@ class Saving:
     def _tell(self, session: MonitoredSession, steps: list[int]) -> None:
         for step in steps:
             self._committed = step
+            assert self.store is not None
+            logger.info("saved step %d in %s", step, self.store.url)
             session._committed(step)
             for listener in self._listeners:
                 if listener.after_save(session, step):

@@ -12,7 +12,6 @@ The loop is `MonitoredSession._run_once`; what surrounds it is how a session beg
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, final
@@ -41,7 +40,7 @@ from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
 from monsess.layout import Layout
 from monsess.log import logger
-from monsess.placement import ReplicaCheck, on_first_device, place, placed_structure
+from monsess.placement import ReplicaCheck, on_first_device, place, placed_structure, with_typed_keys
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
 from monsess.saving import Saving, leaf_names
@@ -59,12 +58,23 @@ class MonitoredSession:
     One session is used from one thread, as a context manager. Leaving its with-block by its end, ``break``,
     ``return`` or `EndOfData` commits the final step and ends the hooks; any other exception gives the hooks their
     ``on_error`` and saves nothing.
+
+    Example:
+        >>> import monsess as ms
+        >>> @ms.train_step
+        ... def step(state):
+        ...     return state + 1, {"state": state}
+        >>> with ms.MonitoredTrainingSession(lambda: 0, hooks=[ms.StopAtStepHook(last_step=3)]) as sess:
+        ...     while not sess.should_stop():
+        ...         outputs = sess.run(step)
+        >>> sess.global_step, int(sess.state)
+        (3, 3)
     """
 
     def _run_once(self, step: Step, args: tuple[Any, ...], with_hooks: bool) -> Any:
         """One run: batch, before_run, the step on all devices, after_run, and what was agreed on."""
         self._saving.poll(self)
-        self._in_run = True
+        outer, self._in_run = self._in_run, True
         counted = step.kind == "train" and step.steps_per_run > 0
         hooks = self._hooks if with_hooks and counted else self._no_hooks
 
@@ -88,8 +98,8 @@ class MonitoredSession:
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
         hooks.after_run(context, results, outcome.nonfinite)
-        self._in_run = False
-        if counted and with_hooks:
+        self._in_run = outer
+        if counted and with_hooks and not outer:
             self._save_if_agreed()
         return outcome.outputs
 
@@ -137,11 +147,12 @@ class MonitoredSession:
         self._steps_run = 0
         self._limit: tuple[int, str] | None = None
         self._restored_from: int | None = None
-        self._restarts = Restarts(recovery, self._create, lambda: self._coord.requested_exception, self._forget_threads)
+        self._restarts = Restarts(recovery, self._create, lambda: self._coord.requested_exception, self._settle)
         self._ended = False
         self._held_stop: StopReason | None = None  # asked for in a run that was rolled back
         self._unsaved_auxiliary = False
         self._checked_first_step = False
+        self._in_call = False
         self._in_run = False
         self._phase = "starting"
         self._outputs: Any = None
@@ -256,8 +267,9 @@ class MonitoredSession:
         """
         if self._phase == "closed":
             return True
-        self._restarts.look_at_threads()
-        self._stop_as_before_recovery()
+        if not self._in_call:
+            self._restarts.look_at_threads()
+            self._stop_as_before_recovery()
         reported = self._coord.requested_exception
         if reported is not None:
             self._stop(StopReason("ERROR", f"{type(reported).__name__}: {reported}", "a thread"))
@@ -406,7 +418,9 @@ class MonitoredSession:
         """Restore or initialise the state, and tell the hooks that it exists; also after a recovery."""
         if self.recoveries:
             self._roll_back_stop()
-        restored = self._saving.find(self._checkpoint_options.restore_step)
+            self._agreement.save_taken()  # what was to be saved is rolled back; what is restored is saved
+        # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
+        restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
         if restored is None and self.recoveries and not self._allow_reinit:
             raise MonsessError(
                 "There is no checkpoint to recover from. Pass checkpoint_dir=, or allow starting again from step 0 "
@@ -429,7 +443,10 @@ class MonitoredSession:
         self._outputs = None
         self._saving.start(self._dispatcher.state, restored)
         self._position_input(restored)
-        self._hooks.load_state_dicts(self._hook_states_at_begin if restored is None else restored.session["hooks"])
+        if restored is not None:
+            self._hooks.load_state_dicts(restored.session["hooks"])
+        elif self.recoveries:
+            self._hooks.load_state_dicts(self._hook_states_at_begin)
         self._stop_if_ended(self._hooks.after_create_session(self, self._coord))
         self._stop_at_limit()
 
@@ -442,8 +459,10 @@ class MonitoredSession:
     def _restored_state(self, restored: Restored) -> Any:
         assert self._scaffold.init_fn is not None
         structure = describe_state(self._scaffold.init_fn)
-        describe(structure)
-        return fit(restored, placed_structure(structure), convert=self._checkpoint_options.convert)
+        describe(structure)  # before what cannot be stored is in the way of what follows
+        structure = placed_structure(structure)
+        state = fit(restored, structure, convert=self._checkpoint_options.convert)
+        return with_typed_keys(state, describe(structure))
 
     def _position_input(self, restored: Restored | None) -> None:
         if self._input is None:
@@ -478,6 +497,9 @@ class MonitoredSession:
 
     def _call(self, call: Callable[[], Any]) -> Any:
         """Make a call, again after a transient error, and note if it meets the end of the data."""
+        if self._in_call:
+            return call()  # inside run_step_fn: what fails there fails, and is repeated, as a whole
+        self._in_call = True
         try:
             result = self._restarts.call(call)
             self._stop_as_before_recovery()
@@ -486,7 +508,7 @@ class MonitoredSession:
             self._stop_if_ended(end)
             raise
         finally:
-            self._in_run = False
+            self._in_call = self._in_run = False
 
     def _stop_if_ended(self, end: EndOfData | None) -> None:
         if end is not None and not isinstance(end, LeaveStepFn):
@@ -538,9 +560,9 @@ class MonitoredSession:
     def _save_if_agreed(self) -> None:
         if self._agreement.save_agreed() and not self._unsaved_auxiliary:
             self._agreement.save_taken()
-            start = time.perf_counter()
+            start = clock.monotonic()
             self._saving.save(self, self._content)
-            self._save_seconds += time.perf_counter() - start
+            self._save_seconds += clock.monotonic() - start
 
     def _content(self) -> dict[str, Any]:
         """What a checkpoint holds besides the state: everything else that a resumed run needs."""
@@ -569,8 +591,9 @@ class MonitoredSession:
         """A newer checkpoint shows progress: the budget of restarts is whole again."""
         self._restarts.progress()
 
-    def _forget_threads(self) -> None:
-        """Before a recovery: end the coordinator's threads, shortly, and make it usable again."""
+    def _settle(self) -> None:
+        """Before a recovery: let saves end, and the coordinator's threads, shortly, and make it usable again."""
+        self._saving.settle(self)
         self._stop_threads(grace=min(self._grace, 10.0))
         self._coord.clear_stop()
 
@@ -608,10 +631,10 @@ class MonitoredSession:
                     StopReason("REQUESTED", by="a thread") if self._coord.should_stop() else StopReason("BODY_LEFT")
                 )
                 self._stop(reason)
-            start = time.perf_counter()
+            start = clock.monotonic()
             self._phase = "closing"
             self._saving.finish(self, self._content)
-            self._save_seconds += time.perf_counter() - start
+            self._save_seconds += clock.monotonic() - start
         except BaseException as error:
             self._leave_with_error(error)
             raise

@@ -9,15 +9,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, final, overload
-
-import jax
+from typing import Any, Literal, TypeAlias, final, overload
 
 from monsess.errors import StepDefinitionError
 
 Engine = Literal["pmap", "shard_map"]
-Reduction = Literal["mean", "sum", "max", "min"] | None
-Reduce = Reduction | Mapping[str, Reduction]
+Reduction: TypeAlias = Literal["mean", "sum", "max", "min"] | None
+Reduce: TypeAlias = Reduction | Mapping[str, Reduction]
 
 ENGINES = ("pmap", "shard_map")
 REDUCTIONS = ("mean", "sum", "max", "min", None)
@@ -37,7 +35,7 @@ class Step:
         function: Callable[..., Any],
         *,
         axis_name: str,
-        devices: Sequence[jax.Device] | None,
+        devices: Sequence[Any] | None,
         donate: bool,
         reduce: Reduce,
         steps_per_run: int,
@@ -57,7 +55,7 @@ class Step:
         if self.devices == ():
             raise StepDefinitionError("devices must name at least one device, or be None for all local ones.")
         self.donate = donate
-        self.reduce = dict(reduce) if isinstance(reduce, Mapping) else reduce
+        self.reduce: Reduce = dict(reduce) if isinstance(reduce, Mapping) else reduce
         self.steps_per_run = steps_per_run
         self.engine: Engine = engine
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -99,7 +97,7 @@ def train_step(function: Callable[..., Any], /) -> TrainStep: ...
 def train_step(
     *,
     axis_name: str = "data",
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     donate: bool = True,
     reduce: Reduce = "mean",
     steps_per_run: int = 1,
@@ -110,7 +108,7 @@ def train_step(
     /,
     *,
     axis_name: str = "data",
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     donate: bool = True,
     reduce: Reduce = "mean",
     steps_per_run: int = 1,
@@ -170,7 +168,7 @@ def eval_step(function: Callable[..., Any], /) -> EvalStep: ...
 def eval_step(
     *,
     axis_name: str = "data",
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     reduce: Reduce = "mean",
     engine: Engine = "pmap",
 ) -> Callable[[Callable[..., Any]], EvalStep]: ...
@@ -179,7 +177,7 @@ def eval_step(
     /,
     *,
     axis_name: str = "data",
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     reduce: Reduce = "mean",
     engine: Engine = "pmap",
 ) -> Any:

@@ -7,11 +7,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from monsess.checkpoint import latest_checkpoint, load_checkpoint
 from monsess.errors import StateMismatchError
 from monsess.log import logger, mask
+from monsess.placement import placed_structure
 from monsess.reduction import path_name
 from monsess.scaffold import Scaffold
 
@@ -62,8 +64,8 @@ def _taken(name: str, leaf: Any, found: Any, problems: list[str]) -> Any:
         problems.append(f"{name} is not stored there")
         return leaf
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(np.asarray(found), impl=jax.random.key_impl(leaf))
-    wanted, value = np.asarray(leaf), np.asarray(found)
+        return jax.random.wrap_key_data(jnp.asarray(found), impl=jax.random.key_impl(leaf))
+    wanted, value = placed_structure(leaf), np.asarray(found)
     if (wanted.shape, wanted.dtype) != (value.shape, value.dtype):
         problems.append(f"{name} is {wanted.dtype}{list(wanted.shape)}, stored {value.dtype}{list(value.shape)}")
         return leaf

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +25,8 @@ _PLACEHOLDER = "monsess_has_all_leaves_in_session_json"
 
 def warm_up() -> None:
     """Import what writing needs, which takes a while."""
-    import orbax.checkpoint  # noqa: F401
+    with _logging_left_alone():
+        import orbax.checkpoint  # noqa: F401
 
 
 def write(directory: str, step: int, tree: Any) -> None:
@@ -50,6 +53,7 @@ def write(directory: str, step: int, tree: Any) -> None:
         composite_options=ocp.CompositeOptions(multiprocessing_options=alone), **items
     )
     with (
+        _logging_left_alone(),
         _literal(os.path.dirname(directory)) as folder,
         ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
     ):
@@ -81,6 +85,32 @@ def read(directory: str, names: Sequence[str]) -> list[np.ndarray[Any, Any]]:
     opening = [tensorstore.open(spec(name), open=True, read=True, context=context) for name in names]
     reading = [future.result().read() for future in opening]
     return [np.asarray(future.result()) for future in reading]
+
+
+@contextlib.contextmanager
+def _logging_left_alone() -> Iterator[None]:
+    """Keeps absl, through which Orbax logs, from configuring the program's logging and from filling it.
+
+    absl calls ``logging.basicConfig()`` with every line as long as the root logger has no handler, after which the
+    program's own set-up is ignored without a word. A handler that does nothing prevents that while Orbax works; what
+    Orbax says of each save below a warning is dropped, and only in this thread.
+    """
+    root, orbax = logging.getLogger(), logging.getLogger("absl")
+    placeholder = None if root.handlers else logging.NullHandler()
+    thread = threading.get_ident()
+
+    def worth_it(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or record.thread != thread
+
+    if placeholder is not None:
+        root.addHandler(placeholder)
+    orbax.addFilter(worth_it)
+    try:
+        yield
+    finally:
+        orbax.removeFilter(worth_it)
+        if placeholder is not None:
+            root.removeHandler(placeholder)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monsess import clock
@@ -16,7 +16,7 @@ from monsess.checkpoint.leaves import LeafSpec
 from monsess.checkpoint.staging import StagingDirectory
 from monsess.checkpoint.store import STAGING_PREFIX, CheckpointStore, is_foreign_name
 from monsess.checkpoint.table import empties_as_json, pack
-from monsess.errors import SaveError
+from monsess.errors import SaveError, StorageError
 from monsess.localfiles import Digest, fsync_tree, pump
 from monsess.log import logger
 
@@ -105,12 +105,21 @@ def publish(
         names = _files(folder)
         data = [name for name in names if name != SESSION and name not in ORBAX_MARKERS]
         files: dict[str, Digest] = {}
-        for group in ([SESSION], data, [name for name in ORBAX_MARKERS if name in names]):
+
+        def upload(group: Sequence[str]) -> None:
             uploads = [
                 lambda n=name: store._storage.upload(f"{step}/{n}", os.path.join(folder, *n.split("/")))
                 for name in group
             ]
             files.update(zip(group, store._storage.map(uploads), strict=True))
+
+        upload([SESSION])
+        upload(data)
+        upload([name for name in ORBAX_MARKERS if name in names])
+        if short := _not_arrived(store, step, files):
+            upload(short)
+            if short := _not_arrived(store, step, files):
+                raise StorageError(f"{store.url} does not hold all bytes that were written to {step}: {short}.")
         done = record(files)
         check()
         store._storage.write(f"{step}/{COMMIT}", done.encode())
@@ -161,6 +170,12 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
         return None
     store._delete_step(step)
     return None
+
+
+def _not_arrived(store: CheckpointStore, step: int, files: Mapping[str, Digest]) -> list[str]:
+    """Files that the store lists with another size than was written, or not at all."""
+    sizes = store._storage.walk(str(step))
+    return [name for name, digest in files.items() if sizes.get(name, -1) not in (None, digest.size)]
 
 
 def _stage(folder: str, step: int, content: dict[str, Any], tree: Any) -> None:

@@ -15,7 +15,8 @@ class Asking(counting.Recorder):
 
     def __init__(self, name="A", *, fetches=None, feed_dict=None):
         super().__init__(name)
-        self._request = None if fetches is feed_dict is None else ms.SessionRunArgs(fetches, feed_dict)
+        asks = fetches is not None or feed_dict is not None
+        self._request = ms.SessionRunArgs(fetches, feed_dict) if asks else None
         self.contexts, self.values = [], []
 
     def before_run(self, run_context):

@@ -1,4 +1,4 @@
-"""The behaviours of TensorFlow's MonitoredTrainingSession tests, MS-015 to MS-030 less the summaries (MS-019 to 022)."""
+"""The behaviours of TensorFlow's MonitoredTrainingSession tests, MS-015 to MS-030; summaries come later."""
 
 from __future__ import annotations
 

@@ -8,21 +8,9 @@ import jax
 import numpy as np
 import pytest
 import toy
-from traps import Passing, Recorder, count, drive, endings, init_fn, recovery, steps_of, trap
+from traps import FailsAt, Passing, Recorder, count, drive, endings, init_fn, recovery, steps_of, trap
 
 import monsess as ms
-
-
-class FailsAt(ms.SessionRunHook):
-    """Raises `Passing` in ``after_run`` of the given steps, each once."""
-
-    def __init__(self, *steps):
-        self.steps = list(steps)
-
-    def after_run(self, run_context, run_values):
-        if run_context.global_step in self.steps:
-            self.steps.remove(run_context.global_step)
-            raise Passing(f"at {run_context.global_step}")
 
 
 class CountsRuns(ms.SessionRunHook):
@@ -93,9 +81,7 @@ def test_progress_gives_the_whole_budget_back(tmp_path):
         save_checkpoint_steps=1,
         recovery=recovery(max_restarts=1),
     ) as sess:
-        while not sess.should_stop():
-            sess.run(count)
-            sess._saving._saver.wait()  # so that a commit is there before the next failure
+        drive(sess)
     assert sess.recoveries == 6
     assert sess.global_step == 13
 
@@ -180,7 +166,26 @@ def test_a_hook_without_anything_to_remember_is_not_left_with_a_later_state(tmp_
 
 
 @trap("W-14")
-def test_schedules_go_back_too(tmp_path, caplog):
+def test_a_fresh_start_is_no_restore():
+    class Loads(ms.SessionRunHook):
+        loaded = ()
+
+        def state_dict(self):
+            return {"a": 1}
+
+        def load_state_dict(self, state):
+            self.loaded = (*self.loaded, state)
+
+    hook = Loads()
+    with ms.MonitoredTrainingSession(init_fn, hooks=[hook, FailsAt(1)], recovery=recovery(allow_reinit=True)) as sess:
+        assert hook.loaded == ()
+        sess.run(count)
+        assert sess.recoveries == 1
+    assert hook.loaded == ({"a": 1},)
+
+
+@trap("W-14")
+def test_schedules_go_back_too(tmp_path):
     """What is logged after a rollback is what a straight run logs there."""
     lines = []
     logging_hook = ms.LoggingTensorHook(["n"], every_n_iter=2, formatter=lambda v: lines.append(float(v["n"])) or "")

@@ -33,12 +33,6 @@ def count(state: Any) -> Any:
     return {"n": state["n"] + 1.0}, {"n": state["n"] + 1.0}
 
 
-@ms.train_step
-def add(state: Any, batch: Any) -> Any:
-    """Adds the mean of a batch, so that the state says what was trained on."""
-    return {"n": state["n"] + batch.mean()}, {"batch": batch.mean()}
-
-
 @ms.eval_step
 def look(state: Any) -> Any:
     """An eval step without a batch."""
@@ -52,6 +46,18 @@ class Passing(Exception):
 def recovery(**changes: Any) -> ms.Recovery:
     """A policy that takes `Passing` for transient and does not wait."""
     return ms.Recovery(**{"is_transient": lambda error: isinstance(error, Passing), "backoff_secs": 0, **changes})
+
+
+class FailsAt(ms.SessionRunHook):
+    """Raises `Passing` in ``after_run`` of the given steps, each once."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = list(steps)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if run_context.global_step in self.steps:
+            self.steps.remove(run_context.global_step)
+            raise Passing(f"at {run_context.global_step}")
 
 
 class Recorder(ms.SessionRunHook):

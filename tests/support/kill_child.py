@@ -1,10 +1,10 @@
 """A training run that kills itself, or is killed, and is started again.
 
-``python kill_child.py '{"folder": ..., ...}'`` trains once. ``python kill_child.py --serve`` imports everything, touches
-no device, and then forks one training run per line of JSON on its standard input: a start without the imports.
+``python kill_child.py '{"folder": ..., ...}'`` trains once. ``python kill_child.py --serve`` imports everything,
+touches no device, and then forks one training run per line of JSON on its standard input: a start without the imports.
 
-Below ``folder`` lie ``checkpoints/``, ``curve`` (one line per step, appended by every attempt), ``phases`` (how far each
-attempt came), ``output`` and, once an attempt has ended, ``result.json``.
+Below ``folder`` lie ``checkpoints/``, ``curve`` (one line per step, appended by every attempt), ``phases`` (how far
+each attempt came, and when), ``output`` and, once an attempt has ended, ``result.json``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 STEPS = 25
 BATCHES = STEPS + 5  # more than are used: what is prefetched beyond the last step must not count
+FETCHED = ("loss", "grad_norm", "draw", "rate", "index", "checksum")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Options:
         every: Save every so many steps.
         saver: Where the saver hook stands: "default", or in the user's list: "first", "middle", "last".
         keep: How many checkpoints to keep.
-        kill: Where the attempt kills itself: one of `PLACES`, or "operation" for the n-th access to a file.
-        at: The step (or, for "operation", the number of the access) at which it does.
+        kill: Where the attempt kills itself: one of `PLACES`; "begin", "after_create_session", "end" (of a hook) or
+            "closed"; or "operation": at an access to a file.
+        at: The step at which it does, or the number of the access.
         cache: Directory of compiled programs, which saves time and changes no bit.
         fill_cache: Whether to add to it; a killed process might leave half an entry.
     """
@@ -66,8 +68,6 @@ PLACES = (
     "loop",  # run has returned: the save of the step, if any, is on its way
     "after_save",  # its commit is known, cleaning up goes on
 )
-#: And once per attempt.
-MOMENTS = ("begin", "after_create_session", "end", "closed")
 
 
 def die() -> NoReturn:
@@ -149,7 +149,9 @@ def problem() -> Any:
             self._pending: list[tuple[int, Any]] = []
 
         def before_run(self, run_context: Any) -> Any:
-            return ms.SessionRunArgs({name: name for name in ("loss", "grad_norm", "draw", "rate", "index", "checksum")})
+            return ms.SessionRunArgs(
+                {name: name for name in ("loss", "grad_norm", "draw", "rate", "index", "checksum")}
+            )
 
         def after_run(self, run_context: Any, run_values: Any) -> None:
             self._pending.append((run_context.global_step, run_values.results))
@@ -197,7 +199,7 @@ def problem() -> Any:
             self._write = write
 
         def take(self, step: int, values: Any) -> None:
-            floats = [float(values[name]).hex() for name in ("loss", "grad_norm", "draw", "rate")]
+            floats = [float(values[name]).hex() for name in FETCHED[:4]]
             self._write(" ".join([str(step), *floats, str(int(values["index"])), str(int(values["checksum"]))]))
 
     class Killer(ms.SessionRunHook, ms.CheckpointSaverListener):
@@ -255,7 +257,7 @@ def _register_plain() -> None:
         def _strip_protocol(cls, path: Any) -> str:
             return super()._strip_protocol(str(path).removeprefix("plain://"))
 
-    fsspec.register_implementation("plain", Plain)
+    fsspec.register_implementation("plain", Plain, clobber=True)
 
 
 def prepare() -> None:
@@ -263,18 +265,20 @@ def prepare() -> None:
     from monsess.testing import emulate_devices
 
     emulate_devices(4)
+    import orbax.checkpoint  # noqa: F401
     import tensorstore  # noqa: F401
 
-    import monsess.checkpoint.orbax_io
-
-    monsess.checkpoint.orbax_io.warm_up()
     _register_plain()
     problem()
 
 
 def train(options: Options) -> None:
     """One attempt; leaves behind by what straight and killed runs are compared."""
-    mark = Appender(os.path.join(options.folder, "phases"))
+    write = Appender(os.path.join(options.folder, "phases"))
+
+    def mark(phase: str) -> None:
+        write(f"{time.monotonic():.3f} {phase}")
+
     mark("importing")
     prepare()
     import jax

@@ -63,6 +63,7 @@ def assert_same_bits(left: Any, right: Any) -> None:
     right_leaves, right_tree = jax.tree.flatten(right)
     assert left_tree == right_tree
     for a, b in zip(left_leaves, right_leaves, strict=True):
+        assert getattr(a, "dtype", None) == getattr(b, "dtype", None)  # a typed key stays one
         a, b = _host(a), _host(b)
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert a.tobytes() == b.tobytes()

@@ -351,6 +351,33 @@ def test_a_failed_local_save_leaves_nothing_behind(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "run") == ["1"]
 
 
+@pytest.mark.parametrize("times", [1, 10**6])
+def test_a_write_that_arrives_short_is_not_committed(times, monkeypatch):
+    """The store says that it took everything and keeps half of it."""
+    count = iter(range(10**6))
+    store = CheckpointStore(fresh("refusing"))
+    upload = store._storage.upload
+
+    def short(rel, path):
+        digest = upload(rel, path)
+        if "/default/d/" in rel and next(count) < times:
+            file = RefusingFileSystem.store[f"/{store._storage.url.removeprefix('refusing://')}/{rel}"]
+            file.truncate(digest.size // 2)
+        return digest
+
+    monkeypatch.setattr(store._storage, "upload", short)
+    writer = saver(store)
+    writer.submit(snapshot(1))
+    if times == 1:
+        assert writer.wait() == [1]
+        assert store.verify(1) == []
+    else:
+        with pytest.raises(SaveError, match="does not hold all bytes"):
+            writer.wait()
+        assert store.steps() == []
+    writer.close()
+
+
 # ---- taken numbers and leftovers
 
 

@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 from conforms import conforms
 from fake_session import FakeSession
+
+from monsess import hooks as builtin
+from monsess.errors import EndOfData
+from monsess.hook import SessionRunHook, check_hooks
 from monsess.hooks import (
     CheckpointSaverHook,
     FeedFnHook,
@@ -17,10 +21,6 @@ from monsess.hooks import (
     StepCounterHook,
     StopAtStepHook,
 )
-
-from monsess import hooks as builtin
-from monsess.errors import EndOfData
-from monsess.hook import SessionRunHook, check_hooks
 
 
 def test_hooks_are_usable_and_exported_sorted():

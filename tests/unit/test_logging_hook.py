@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from conforms import conforms
 from fake_session import FakeSession
-from monsess.hooks import LoggingTensorHook
 
 from monsess.errors import EndOfData, FetchError
+from monsess.hooks import LoggingTensorHook
 from monsess.testing import FakeClock
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_session import FakeSession
-from monsess.hooks import NanTensorHook
 
 from monsess.errors import NanLossDuringTrainingError
+from monsess.hooks import NanTensorHook
 
 
 class TestNanTensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from conforms import conforms
 from fake_session import FakeSession
-from monsess.hooks import CheckpointSaverHook, CheckpointSaverListener
 
 from monsess.errors import HookError
+from monsess.hooks import CheckpointSaverHook, CheckpointSaverListener
 from monsess.testing import FakeClock
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conforms import conforms
 from fake_session import FakeSession
-from monsess.hooks import StepCounterHook
 
+from monsess.hooks import StepCounterHook
 from monsess.testing import FakeClock
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from conforms import conforms
 from fake_session import FakeSession
+
 from monsess.hooks import StopAtStepHook
 
 

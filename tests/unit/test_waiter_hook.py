@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from conforms import conforms
 from fake_session import FakeSession
-from monsess.hooks import GlobalStepWaiterHook
 
 from monsess.errors import MonsessError
+from monsess.hooks import GlobalStepWaiterHook
 from monsess.testing import FakeClock
 
 

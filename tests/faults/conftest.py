@@ -1,0 +1,107 @@
+"""Fork servers, the straight runs that everything is compared with, and a report of what was killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kill_child import STEPS, Options
+from kills import Ending, Workers, ending, output
+
+KILLED = pytest.StashKey[Counter[str]]()
+MOMENTS = pytest.StashKey[Counter[str]]()
+SEED = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[KILLED] = Counter()
+    config.stash[MOMENTS] = Counter()
+    config.stash[SEED] = int(os.environ.get("MONSESS_SEED") or random.SystemRandom().randrange(10**6))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for key, what in ((KILLED, "killed, started again, and equal to the straight run"), (MOMENTS, "killed while")):
+        counts = config.stash[key]
+        if counts:
+            listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            terminalreporter.write_line(f"{what} (MONSESS_SEED={config.stash[SEED]}): {listed}")
+
+
+@pytest.fixture(scope="session")
+def killed(request: pytest.FixtureRequest) -> Counter[str]:
+    """How many lineages with a kill ended as the straight run, by place."""
+    return request.config.stash[KILLED]
+
+
+@pytest.fixture(scope="session")
+def moments(request: pytest.FixtureRequest) -> Counter[str]:
+    """How many kills at random moments met which phase."""
+    return request.config.stash[MOMENTS]
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """MONSESS_SEED, or a new one for each run of the tests; the report shows it."""
+    return request.config.stash[SEED]
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders for many small runs, in memory where that is possible; those of failed runs end up in pytest's own."""
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="monsess-kills-", dir=base))
+    try:
+        yield folder
+        left = [path for path in folder.iterdir() if path.name != "cache"]
+        if left:
+            kept = tmp_path_factory.mktemp("failed-runs")
+            for path in left:
+                shutil.move(path, kept)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def workers(scratch: Path) -> Iterator[Workers]:
+    """Two fork servers."""
+    both = Workers(scratch)
+    try:
+        yield both
+    finally:
+        both.close()
+
+
+@pytest.fixture(scope="session")
+def cache(workers: Workers) -> str:
+    """A directory with the compiled programs of fresh and resumed runs, which is only read after this."""
+    directory = str(workers.scratch / "cache")
+    options = Options(folder=workers.folder("cache"), last_step=3, cache=directory, fill_cache=True)
+    for last_step in (3, 5):
+        again = dataclasses.replace(options, last_step=last_step)
+        assert workers.servers[0](again) == 0, output(options.folder)
+    shutil.rmtree(options.folder)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def straight(workers: Workers) -> Callable[[int], Ending]:
+    """By its last step, what an undisturbed run ends in that has neither checkpoints nor a cache of programs."""
+    known: dict[int, Ending] = {}
+
+    def find(last_step: int = STEPS) -> Ending:
+        if last_step not in known:
+            options = Options(folder=workers.folder("straight"), store="none", last_step=last_step)
+            assert workers.servers[0](options) == 0, output(options.folder)
+            known[last_step] = ending(options.folder)
+            shutil.rmtree(options.folder)
+        return known[last_step]
+
+    return find

@@ -1,0 +1,277 @@
+"""Runs of `kill_child`, killed and started again, and the comparison of what they end in with a straight run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import kill_child
+from kill_child import Options
+
+import monsess as ms
+
+CHILD = kill_child.__file__
+#: Seconds after which an attempt counts as hanging. It takes one or two.
+LIMIT = 120
+SIGKILLED = -signal.SIGKILL
+
+Attempt = Callable[[Options], int]  # returns the exit status
+
+
+class ForkServer:
+    """A process that has imported everything and forks an attempt at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", CHILD, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, options: Options) -> int:
+        """Make an attempt and return its exit status."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"options": dataclasses.asdict(options), "timeout": LIMIT}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the fork server ended with {self._process.wait(LIMIT)}"
+        reply = json.loads(line)
+        assert not reply["timed_out"], f"an attempt hung for {LIMIT} s: {options}\n{output(options.folder)}"
+        return reply["status"]
+
+    def close(self) -> None:
+        """End the server; an attempt in progress gets its own time limit."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(LIMIT + 10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+
+def start(options: Options) -> subprocess.Popen[bytes]:
+    """Start an attempt as a process of its own, whose imports are part of what can be killed."""
+    with open(os.path.join(options.folder, "output"), "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", CHILD, json.dumps(dataclasses.asdict(options))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def attempt_in_new_process(options: Options, kill_after: float | None = None) -> int:
+    """Make an attempt in a new process and return its exit status.
+
+    Args:
+        options: The attempt.
+        kill_after: Seconds after which it gets a SIGKILL, unless it has ended.
+    """
+    process = start(options)
+    try:
+        return process.wait(LIMIT if kill_after is None else kill_after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        assert kill_after is not None, f"an attempt hung for {LIMIT} s: {options}\n{output(options.folder)}"
+        return process.returncode
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+class Workers:
+    """Two fork servers, and lineages distributed over them."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.servers = [ForkServer() for _ in range(2)]
+        self._free: SimpleQueue[ForkServer] = SimpleQueue()
+        for server in self.servers:
+            self._free.put(server)
+        self._pool = ThreadPoolExecutor(len(self.servers))
+        self._folders = 0
+
+    def folder(self, name: str) -> str:
+        """A new folder."""
+        self._folders += 1
+        path = self.scratch / f"{self._folders}-{re.sub('[^a-z0-9]+', '-', name)}"
+        path.mkdir()
+        return str(path)
+
+    def map(self, work: Callable[[Attempt, Any], None], items: Iterable[Any]) -> None:
+        """Do ``work(attempt, item)`` for all items, two at a time; raise what failed, all of it."""
+
+        def one(item: Any) -> Exception | None:
+            server = self._free.get()
+            try:
+                work(server, item)
+            except Exception as error:
+                error.add_note(f"with {item}")
+                return error
+            finally:
+                self._free.put(server)
+            return None
+
+        errors = [error for error in self._pool.map(one, items) if error is not None]
+        if errors:
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("several did not end as the straight run", errors)
+
+    def close(self) -> None:
+        """End everything."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for server in self.servers:
+            server.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What a run ended in: all that has to be the same whatever happened on the way."""
+
+    leaves: dict[str, list[Any]]
+    step: int
+    used: list[int]
+    hooks: list[dict[str, Any]]
+    stop: str
+    curve: list[str]
+
+
+def result(folder: str) -> dict[str, Any]:
+    """What the last attempt that came to its end wrote down."""
+    return json.loads(Path(folder, "result.json").read_text())
+
+
+def ending(folder: str) -> Ending:
+    """What the run in ``folder`` ended in."""
+    found = result(folder)
+    names = {field.name for field in dataclasses.fields(Ending)} - {"curve"}
+    return Ending(**{name: found[name] for name in names}, curve=curve(folder))
+
+
+def curve(folder: str) -> list[str]:
+    """The logged curve, one line per step; a step that was repeated has to have logged the same bits."""
+    text = Path(folder, "curve").read_text()
+    assert text.endswith("\n"), f"the last line of the curve is torn: {text[-200:]!r}"
+    lines: dict[int, str] = {}
+    for line in text.splitlines():
+        step = int(line.split()[0])
+        assert lines.setdefault(step, line) == line, (
+            f"step {step} was repeated with other values:\n{lines[step]}\n{line}"
+        )
+    return [lines[step] for step in sorted(lines)]
+
+
+def phases(folder: str) -> list[tuple[float, str]]:
+    """How far the attempts in ``folder`` came, all of them in one list: when (`time.monotonic`), and where."""
+    path = Path(folder, "phases")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(float(when), where) for when, where in (line.split(" ", 1) for line in lines)]
+
+
+def output(folder: str) -> str:
+    """What the attempts printed, the end of it."""
+    path = Path(folder, "output")
+    return path.read_text(errors="replace")[-6000:] if path.exists() else ""
+
+
+def assert_same(folder: str, straight: Ending) -> None:
+    """The run in ``folder`` ended in the bits of the straight one, and used each batch exactly once."""
+    found = ending(folder)
+    for field in dataclasses.fields(Ending):
+        assert getattr(found, field.name) == getattr(straight, field.name), (
+            f"{field.name} is not that of a straight run"
+        )
+    once = [int(index < found.step) for index in range(len(found.used))]
+    consumed = [[index, kill_child.checksum(index)] for index in range(found.step)]
+    assert found.used == once
+    assert [hook["consumed"] for hook in found.hooks] == [consumed] * 3
+    assert [hook["steps"] for hook in found.hooks] == [found.step] * 3
+    assert [hook["place"] for hook in found.hooks] == ["first", "middle", "last"]
+    assert [int(line.split()[0]) for line in found.curve] == list(range(1, found.step + 1))
+    assert [int(line.split()[-2]) for line in found.curve] == list(range(found.step))
+
+
+def assert_sound(folder: str) -> list[int]:
+    """Every step that is listed verifies, whatever was killed; returns them."""
+    store = ms.CheckpointStore(os.path.join(folder, "checkpoints"))
+    steps = store.steps()
+    problems = {step: store.verify(step) for step in steps}
+    assert not any(problems.values()), problems
+    assert ms.latest_checkpoint(os.path.join(folder, "checkpoints")) == (steps[-1] if steps else None)
+    return steps
+
+
+def assert_tidy(folder: str) -> None:
+    """Nothing is left of killed saves: the directory holds committed steps, and they hold what was committed."""
+    root = Path(folder, "checkpoints")
+    steps = {str(step) for step in assert_sound(folder)}
+    assert {path.name for path in root.iterdir()} - {"run.json", "owner.json"} == steps
+    for step in steps:
+        committed = json.loads((root / step / "commit.json").read_text())["files"]
+        files = {path.relative_to(root / step).as_posix() for path in (root / step).rglob("*") if path.is_file()}
+        assert files == {*committed, "commit.json"}, f"step {step}"
+    staging = Path(folder, "staging")
+    assert not staging.exists() or not list(staging.iterdir())
+
+
+def lineage(attempt: Attempt, kills: Sequence[Options], last: Options, straight: Ending) -> None:
+    """Make attempts that kill themselves, then one that does not, and compare what it ends in.
+
+    Args:
+        attempt: How.
+        kills: The attempts that are killed, in order.
+        last: The one that ends; all have the same folder.
+        straight: What it has to end in.
+    """
+    folder = last.folder
+    for options in kills:
+        assert options.folder == folder
+        status = attempt(options)
+        assert status == SIGKILLED, f"ended with {status} instead of killing itself: {options}\n{output(folder)}"
+        assert_sound(folder)
+    finish(attempt, last, straight)
+
+
+def finish(attempt: Attempt, last: Options, straight: Ending) -> None:
+    """Make an attempt that comes to its end, compare what it ends in, and remove the folder."""
+    folder = last.folder
+    Path(folder, "result.json").unlink(missing_ok=True)
+    known = run_id(folder)
+    status = attempt(last)
+    assert status == 0, f"the last attempt ended with {status}\n{output(folder)}"
+    try:
+        assert_same(folder, straight)
+        found = result(folder)
+        assert assert_sound(folder)[-1] == found["step"]
+        assert known in (None, found["run_id"]), "it goes on under another name"
+        if found["saves"]:
+            assert_tidy(folder)
+        else:
+            assert found["restored_from"] == found["step"]
+    except AssertionError as error:
+        error.add_note(output(folder))
+        raise
+    shutil.rmtree(folder)
+
+
+def run_id(folder: str) -> str | None:
+    """The name of the run, if there is one yet."""
+    path = Path(folder, "checkpoints", "run.json")
+    return json.loads(path.read_text())["run_id"] if path.exists() else None

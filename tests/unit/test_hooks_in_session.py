@@ -1,0 +1,310 @@
+"""Built-in hooks in real sessions that end, crash, recover and resume: together they do what a straight run does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import ticks
+import toy
+
+import monsess as ms
+
+OFF = {"save_checkpoint_secs": None, "save_checkpoint_steps": None}
+
+
+class Crash(Exception):
+    """What ends a session without a final commit."""
+
+
+class CountRuns(ms.SessionRunHook):
+    """A user's hook with a state."""
+
+    def begin(self):
+        self.runs = 0
+
+    def after_run(self, run_context, run_values):
+        self.runs += 1
+
+    def state_dict(self):
+        return {"runs": self.runs}
+
+    def load_state_dict(self, state):
+        self.runs = state["runs"]
+
+
+def train(directory, *hooks, step=ticks.one, crash_at=None, init_fn=ticks.init_fn, **arguments):
+    """Run until the session stops, or leave it by an error once it is at ``crash_at``; return the session."""
+    arguments = {"save_checkpoint_steps": 2, "keep": ms.KeepLast(100), **arguments}
+    sess = ms.MonitoredTrainingSession(init_fn, checkpoint_dir=directory, hooks=hooks, **arguments)
+    try:
+        with sess:
+            while not sess.should_stop():
+                sess.run(step)
+                if sess.global_step == crash_at:
+                    raise Crash
+    except Crash:
+        pass
+    return sess
+
+
+def saved(directory):
+    return ms.CheckpointStore(directory).steps()
+
+
+def stored_hooks(directory, step):
+    return json.loads((directory / str(step) / "session.json").read_text())["hooks"]
+
+
+class TestStopAtStep:
+    def test_goal_not_reached_survives_crashes(self, tmp_path):
+        for crash_at, restored in ((5, None), (7, 4), (9, 6)):
+            sess = train(tmp_path, ms.StopAtStepHook(num_steps=10), crash_at=crash_at)
+            assert sess.restored_from == restored
+        sess = train(tmp_path, ms.StopAtStepHook(num_steps=10))
+        assert (sess.restored_from, sess.global_step) == (8, 10)
+        assert sess.stop_reason == ms.StopReason.LAST_STEP
+
+    def test_goal_not_reached_survives_a_clean_end(self, tmp_path):
+        with ms.MonitoredTrainingSession(
+            ticks.init_fn, checkpoint_dir=tmp_path, hooks=[ms.StopAtStepHook(num_steps=10)]
+        ) as sess:
+            sess.run(ticks.one)
+        assert train(tmp_path, ms.StopAtStepHook(num_steps=10)).global_step == 10
+
+    def test_goal_reached_starts_a_new_count_and_that_one_survives_too(self, tmp_path):
+        assert train(tmp_path, ms.StopAtStepHook(num_steps=4)).global_step == 4
+        assert train(tmp_path, ms.StopAtStepHook(num_steps=4), crash_at=7).restored_from == 4
+        sess = train(tmp_path, ms.StopAtStepHook(num_steps=4))
+        assert (sess.restored_from, sess.global_step) == (6, 8)
+
+    def test_another_num_steps_starts_a_new_count(self, tmp_path):
+        train(tmp_path, ms.StopAtStepHook(num_steps=10), crash_at=4)
+        assert train(tmp_path, ms.StopAtStepHook(num_steps=3)).global_step == 7
+
+    def test_w31_object_can_be_used_again(self, tmp_path):
+        hook = ms.StopAtStepHook(num_steps=3)
+        assert [train(tmp_path, hook).global_step for _ in range(3)] == [3, 6, 9]
+
+    def test_w30_runs_of_several_steps_stop_at_once(self):
+        with ms.MonitoredTrainingSession(ticks.init_fn, hooks=[ms.StopAtStepHook(last_step=12)]) as sess:
+            while not sess.should_stop():
+                sess.run(ticks.adding(5))
+        assert sess.global_step == 15
+
+
+STEPS = 16
+
+
+def log(directory=None, **arguments):
+    """What one attempt logs: step, loss and a value made of state and outputs, bit for bit; and its session."""
+    found = []
+
+    def formatter(values):
+        found.append((int(values["step"]), values["loss"].tobytes(), values["made"].tobytes()))
+        return ""
+
+    hook = ms.LoggingTensorHook(
+        {
+            "loss": "loss",
+            "made": lambda state, outputs: (state["momentum"] ** 2).sum() + outputs["grad_norm"],
+            "step": lambda state, outputs: state["updates"],
+        },
+        every_n_iter=5,
+        formatter=formatter,
+    )
+    data = toy.batches(STEPS)
+    sess = train(directory, hook, step=toy.train, init_fn=toy.init_fn, data=data, **arguments)
+    return found, sess
+
+
+@pytest.fixture(scope="module")
+def straight():
+    """What a run without any interruption logs."""
+    found, _ = log(**OFF)
+    assert [step for step, *_ in found] == [1, 5, 10, 15]
+    return found
+
+
+class TestLogging:
+    @pytest.mark.parametrize("crash_at", [1, 4, 5, 6, 11])
+    def test_resumed_run_logs_what_a_straight_one_logs(self, tmp_path, straight, crash_at):
+        before, _ = log(tmp_path, crash_at=crash_at, save_checkpoint_steps=1)
+        after, sess = log(tmp_path)
+        assert sess.restored_from == crash_at
+        assert before + after == straight
+
+    def test_steps_that_are_done_again_are_logged_again_alike(self, tmp_path, straight):
+        before, _ = log(tmp_path, crash_at=11, save_checkpoint_steps=4)
+        after, sess = log(tmp_path)
+        assert sess.restored_from == 8
+        assert before == straight[:3]
+        assert after == straight[2:]
+
+    def test_recovery_in_the_process(self, tmp_path, straight):
+        class FailOnce(ms.SessionRunHook):
+            failed = False
+
+            def after_run(self, run_context, run_values):
+                if run_context.global_step == 7 and not self.failed:
+                    self.failed = True
+                    raise ConnectionError
+
+        count = CountRuns()
+        found, sess = log(
+            tmp_path,
+            chief_only_hooks=[FailOnce(), count],
+            recovery=ms.Recovery(is_transient=lambda error: isinstance(error, ConnectionError), backoff_secs=0),
+        )
+        assert (sess.recoveries, sess.restored_from, sess.global_step) == (1, 6, STEPS)
+        assert found == straight
+        assert count.runs == STEPS
+
+    def test_runs_of_different_lengths_are_logged_with_their_own_values(self, lines):
+        with ms.MonitoredTrainingSession(
+            ticks.init_fn, hooks=[ms.LoggingTensorHook(["count"], every_n_iter=10)], log_step_count_steps=None
+        ) as sess:
+            lines()
+            for steps in (5, 1, 1, 10, 1, 5, 5, 10):
+                sess.run(ticks.adding(steps))
+        logged = [line.split(" (")[0] for line in lines() if line.startswith("count")]
+        assert logged == [f"count = {step}, step = {step}" for step in (5, 17, 23, 38)]
+
+    def test_restart_of_a_finished_run_logs_nothing(self, tmp_path, lines):
+        for _ in range(2):
+            lines()
+            train(tmp_path, ms.StopAtStepHook(last_step=3), ms.LoggingTensorHook(["count"], at_end=True))
+        assert not any(line.startswith("count") for line in lines())
+
+
+class TestSchedules:
+    def test_crashed_and_resumed_runs_save_at_the_steps_of_a_straight_one(self, tmp_path):
+        for crash_at in (2, 5, 9, 10):
+            train(tmp_path, crash_at=crash_at, save_checkpoint_steps=3)
+        train(tmp_path, ms.StopAtStepHook(last_step=13), save_checkpoint_steps=3)
+        assert saved(tmp_path) == [3, 6, 9, 12, 13]
+
+    def test_resumed_run_counts_steps_per_second_at_the_steps_of_a_straight_one(self, tmp_path, lines):
+        logged = []
+
+        class Tick(ms.SessionRunHook):
+            def before_run(self, run_context):
+                logged.extend((run_context.global_step, line) for line in lines() if "/sec" in line)
+
+        with ms.testing.FakeClock():
+            for crash_at in (7, None):
+                hooks = [ms.StopAtStepHook(last_step=16), Tick()]
+                train(tmp_path, *hooks, crash_at=crash_at, log_step_count_steps=5, init_fn=ticks.init_fn)
+        assert logged == [], "no time has passed"
+        with ms.testing.FakeClock() as clock:
+            for restored, until in ((16, 22), (22, 33)):
+                with ms.MonitoredTrainingSession(
+                    ticks.init_fn, checkpoint_dir=tmp_path, hooks=[Tick()], log_step_count_steps=5
+                ) as sess:
+                    assert sess.restored_from == restored
+                    while sess.global_step < until:
+                        clock.advance(0.5)
+                        sess.run(ticks.one)
+        assert [step for step, _ in logged] == [20, 25, 30]
+
+    def test_seconds_start_anew_with_each_session(self, tmp_path):
+        with ms.testing.FakeClock() as clock:
+            for _ in range(2):
+                sess = ms.MonitoredTrainingSession(ticks.init_fn, checkpoint_dir=tmp_path, save_checkpoint_secs=10)
+                with pytest.raises(Crash), sess:
+                    clock.advance(9)
+                    sess.run(ticks.one)
+                    raise Crash
+        assert saved(tmp_path) == []
+
+
+def hooks_with_states(*others):
+    return [
+        CountRuns(),
+        ms.StopAtStepHook(num_steps=5),
+        ms.CheckpointSaverHook(save_steps=2),
+        ms.NanTensorHook("count"),
+        *others,
+    ]
+
+
+class TestStates:
+    @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
+    def test_states_do_not_depend_on_the_order_of_the_hooks(self, tmp_path, order):
+        hooks = hooks_with_states()
+        train(tmp_path, *(hooks[i] for i in order), **OFF)
+        assert saved(tmp_path) == [2, 4, 5]
+        for step in saved(tmp_path):
+            assert stored_hooks(tmp_path, step) == {
+                "CountRuns": {"runs": step},
+                "StopAtStepHook": {"goal": 5, "num_steps": 5},
+            }
+
+    def test_resumed_run_may_list_its_hooks_in_another_order(self, tmp_path):
+        train(tmp_path, *hooks_with_states(), crash_at=3, **OFF)
+        hooks = hooks_with_states(ms.LoggingTensorHook(["count"], every_n_iter=1))[::-1]
+        sess = train(tmp_path, *hooks, **OFF)
+        assert (sess.restored_from, sess.global_step) == (2, 5)
+        assert stored_hooks(tmp_path, 5)["CountRuns"] == {"runs": 5}
+
+
+class TestOtherHooks:
+    def test_waiter_watches_another_run(self, tmp_path):
+        other, own = tmp_path / "other", tmp_path / "own"
+
+        def step_of_other():
+            step = ms.latest_checkpoint(other)
+            train(other, ms.StopAtStepHook(num_steps=2))
+            return step
+
+        with ms.testing.FakeClock() as clock:
+            sess = train(own, ms.GlobalStepWaiterHook(4, step_fn=step_of_other), crash_at=1)
+            assert clock.slept == [0.5, 0.5]
+        assert sess.global_step == 1
+
+    def test_w44_stop_of_the_session_ends_the_wait(self):
+        def step_fn():
+            if clock.monotonic() > 5:
+                sess.request_stop("enough")
+            return 0
+
+        with ms.testing.FakeClock() as clock:
+            hook = ms.GlobalStepWaiterHook(10, step_fn=step_fn)
+            with ms.MonitoredTrainingSession(ticks.init_fn, hooks=[hook]) as sess:
+                sess.run(ticks.one)
+                assert sess.should_stop()
+            assert clock.monotonic() == 5.5
+        assert sess.stop_reason.text == "enough"
+
+    def test_end_of_data_in_a_feed_function_is_a_clean_end(self, tmp_path):
+        @ms.train_step
+        def add(state, batch):
+            return {"count": state["count"] + batch.mean()}, {}
+
+        batches = iter([np.full(4, 1.0), np.full(4, 2.0)])
+
+        def feed():
+            for batch in batches:
+                return {"batch": batch}
+            raise ms.EndOfData
+
+        final = ms.FinalOpsHook(lambda state, outputs: state["count"])
+        sess = train(tmp_path, ms.FeedFnHook(feed), final, step=add)
+        assert sess.global_step == 2
+        assert sess.stop_reason == ms.StopReason.END_OF_DATA
+        assert final.final_ops_values == 3.0
+        assert saved(tmp_path) == [2]
+
+    def test_final_values_after_a_resume_and_of_a_run_that_was_finished(self, tmp_path, lines):
+        train(tmp_path, crash_at=3)
+        hooks = [ms.FinalOpsHook("count"), ms.FinalOpsHook(lambda state, outputs: state["count"])]
+        train(tmp_path, ms.StopAtStepHook(last_step=5), *hooks)
+        assert [hook.final_ops_values for hook in hooks] == [5.0, 5.0]
+        lines()
+        sess = train(tmp_path, ms.StopAtStepHook(last_step=5), *hooks)
+        assert sess.summary()["steps"] == 0
+        assert hooks[0].final_ops_values is None
+        assert hooks[1].final_ops_values == 5.0
+        assert any(line.startswith("FinalOpsHook: no step was run") for line in lines())
