@@ -262,7 +262,10 @@ def check_hooks(hooks: Iterable[Any], argument: str = "hooks") -> tuple[Any, ...
     if hooks is None:
         return ()
     if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
-        raise HookError(f"{argument} must be an iterable of SessionRunHook objects, found {type(hooks).__name__}.")
+        alone = f" For a single hook write {argument}=[hook]." if isinstance(hooks, SessionRunHook) else ""
+        raise HookError(
+            f"{argument} must be an iterable of SessionRunHook objects, found {type(hooks).__name__}.{alone}"
+        )
     checked = tuple(hooks)
     for position, hook in enumerate(checked):
         _check_hook(hook, f"{argument}[{position}]")
@@ -297,6 +300,11 @@ def _check_hook(hook: Any, where: str) -> None:
             )
         if not callable(method):
             raise HookError(f"{where} ({hook_name(hook)}): {name!r} is a {type(method).__name__}, not a method.")
+        if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+            raise HookError(
+                f"{where} ({hook_name(hook)}): {name} is an async or generator function, whose body a plain call does "
+                "not run. Make it a plain method."
+            )
         try:
             signature = inspect.signature(method)
         except (TypeError, ValueError):

@@ -127,16 +127,22 @@ class Restarts:
         if isinstance(reported, Exception) and self._policy.covers(reported):
             self._recover(reported)
 
+    def _settle_for(self, cause: Exception) -> None:
+        try:
+            self._settle()
+        except Exception as lost:
+            # A lost checkpoint is worse than what passes by itself, unless it was lost to the very same thing.
+            if lost is not cause and not self._policy.covers(lost):
+                raise lost from cause
+            self._settle()
+
     def _recover(self, error: Exception, recreating: bool = True) -> bool:
         """Create the state anew if ``error`` is transient and the budget allows; say whether that was done."""
         reported = self._reported()
         cause = reported if isinstance(reported, Exception) and self._policy.covers(reported) else error
         if not self._policy.covers(cause):
             return False
-        try:
-            self._settle()
-        except Exception as lost:
-            raise lost from cause  # a lost checkpoint is worse than what would have passed by itself
+        self._settle_for(cause)
         while self._policy.covers(cause):
             if self._since_commit >= self._policy.max_restarts:
                 error.add_note(f"Gave up after {self._since_commit} restarts without a newer checkpoint.")

@@ -104,6 +104,11 @@ class HookRunner:
                 raise HookError(
                     f"{hook_name(hook)}.before_run must return None or SessionRunArgs, found {type(wanted).__name__}."
                 )
+            if wanted.feed_dict is not None and not isinstance(wanted.feed_dict, Mapping):
+                raise HookError(
+                    f"{hook_name(hook)}.before_run: feed_dict must be a dict from an argument of the step to its value, "
+                    f"found {type(wanted.feed_dict).__name__}."
+                )
             requests[key] = wanted
         return requests
 

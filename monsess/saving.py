@@ -142,7 +142,7 @@ class Saving:
         self.open_for_writing()
         assert self._saver is not None
         for listener in self._listeners:
-            listener.before_save(session, step)
+            _told(listener, "before_save", session, step)
         gate = session._gate(step)
         snapshot = Snapshot(
             step=step,
@@ -190,15 +190,16 @@ class Saving:
         """Wait for saves in flight and tell of them: a recovery restores the newest, which may be on its way."""
         self._wait(session)
 
-    def drain(self) -> None:
-        """Let saves in flight end, within their limit; what goes wrong is logged."""
+    def drain(self, cause: BaseException) -> None:
+        """Let saves in flight end, bounded, while the session is left for ``cause``; what fails is logged."""
         if self._saver is None:
             return
         try:
             for step in self._saver.wait():
                 self._committed = step
         except Exception as error:
-            logger.error("a checkpoint in flight was lost: %s", error)
+            if error is not cause:
+                logger.error("a checkpoint in flight was lost: %s", error)
 
     def close(self) -> None:
         """End the background thread."""
@@ -216,7 +217,7 @@ class Saving:
             logger.info("saved step %d in %s", step, self.store.url)
             session._committed(step)
             for listener in self._listeners:
-                if listener.after_save(session, step):
+                if _told(listener, "after_save", session, step):
                     logger.info("A CheckpointSaverListener requested that training be stopped. listener: %r", listener)
                     session.request_stop("a CheckpointSaverListener asked for it", everywhere=True)
 
@@ -229,6 +230,14 @@ class Saving:
                     f"checkpoint is step {self._committed}. Look at the loss before that step; "
                     "CheckpointOptions(check_finite=False) stores such states."
                 )
+
+
+def _told(listener: Any, method: str, session: MonitoredSession, step: int) -> Any:
+    try:
+        return getattr(listener, method)(session, step)
+    except BaseException as error:
+        error.add_note(f"Raised by listener {type(listener).__qualname__} in {method}, step {step}.")
+        raise
 
 
 def leaf_names(state: Any) -> list[str]:

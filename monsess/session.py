@@ -21,33 +21,32 @@ import jax.numpy as jnp
 
 from monsess import clock
 from monsess.agreement import Agreement, StopReason
+from monsess.announce import announce_end, announce_start
 from monsess.binding import bind, merge_feeds, move, wants_data
 from monsess.checkpoint import CheckpointOptions, Retention
-from monsess.checkpoint.leaves import describe
-from monsess.checkpoint.restore import Restored, fit
+from monsess.checkpoint.restore import Restored
 from monsess.coordinator import Coordinator
 from monsess.data import Input
 from monsess.dispatch import Dispatcher, Outcome
 from monsess.errors import (
     EndOfData,
     MonsessError,
-    RunAfterStopError,
     SessionClosedError,
-    StateNotReadyError,
     StepDefinitionError,
 )
 from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
+from monsess.initial_state import initial_state
 from monsess.layout import Layout
 from monsess.log import logger
-from monsess.placement import ReplicaCheck, on_first_device, place, placed_structure, with_typed_keys
+from monsess.placement import ReplicaCheck, on_first_device, place
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
 from monsess.saving import Saving, leaf_names
-from monsess.scaffold import Scaffold, describe_state
+from monsess.scaffold import Scaffold
 from monsess.step import Step
-from monsess.step_context import LeaveStepFn, StepContext
-from monsess.warm_start import warm_started
+from monsess.step_context import StepContext
+from monsess.stopping import Stopping
 from monsess.watch import Watches
 
 
@@ -63,7 +62,7 @@ class MonitoredSession:
         >>> import monsess as ms
         >>> @ms.train_step
         ... def step(state):
-        ...     return state + 1, {"state": state}
+        ...     return state + 1, {}
         >>> with ms.MonitoredTrainingSession(lambda: 0, hooks=[ms.StopAtStepHook(last_step=3)]) as sess:
         ...     while not sess.should_stop():
         ...         outputs = sess.run(step)
@@ -124,6 +123,7 @@ class MonitoredSession:
         self.checkpoint_dir = checkpoint_dir
         self.max_in_flight = max_in_flight
         self._agreement = Agreement()
+        self._stopping = Stopping(self._agreement)
         self._scaffold = scaffold
         self._hooks = HookRunner(hooks, chief_only_hooks)
         self._no_hooks = HookRunner(())
@@ -145,11 +145,8 @@ class MonitoredSession:
 
         self._global_step = 0
         self._steps_run = 0
-        self._limit: tuple[int, str] | None = None
         self._restored_from: int | None = None
         self._restarts = Restarts(recovery, self._create, lambda: self._coord.requested_exception, self._settle)
-        self._ended = False
-        self._held_stop: StopReason | None = None  # asked for in a run that was rolled back
         self._unsaved_auxiliary = False
         self._checked_first_step = False
         self._in_call = False
@@ -159,14 +156,14 @@ class MonitoredSession:
         self._leaf_names: list[str] = []
         self._started = clock.monotonic()
         self._save_seconds = 0.0
-        self._error: BaseException | None = None
 
         try:
-            self._stop_if_ended(self._hooks.begin())
+            self._stopping.at_end_of_data(self._hooks.begin())
             self._hook_states_at_begin = self._hooks.state_dicts()
             self._restarts.create()
-            self._log_start()
-            if self._agreement.stop is None:
+            url = None if self._saving.store is None else self._saving.store.url
+            announce_start(self.run_id, self._restored_from, self._layout.device_count, self.process_count, url)
+            if self._stopping.reason is None:
                 self._saving.open_for_writing()
         except BaseException as error:
             self._leave_with_error(error)
@@ -269,12 +266,12 @@ class MonitoredSession:
             return True
         if not self._in_call:
             self._restarts.look_at_threads()
-            self._stop_as_before_recovery()
+            self._stopping.take_up()
         reported = self._coord.requested_exception
         if reported is not None:
-            self._stop(StopReason("ERROR", f"{type(reported).__name__}: {reported}", "a thread"))
-        if self._agreement.stop is None and self._input is not None and self._input.ended():
-            self._stop_if_ended(EndOfData())
+            self._stopping.request(StopReason("ERROR", f"{type(reported).__name__}: {reported}", "a thread"))
+        if self._stopping.reason is None and self._input is not None and self._input.ended():
+            self._stopping.at_end_of_data(EndOfData())
         return self.stop_requested
 
     def request_stop(self, reason: Any = None, everywhere: bool = False) -> None:
@@ -285,9 +282,7 @@ class MonitoredSession:
             everywhere: The decision is the same on all processes by construction.
         """
         self._require_not_closed()
-        if not isinstance(reason, StopReason):
-            reason = StopReason("REQUESTED", "" if reason is None else str(reason))
-        self._stop(reason, everywhere)
+        self._stopping.request(reason, everywhere)
 
     def request_save(self, everywhere: bool = False) -> None:
         """Ask for a checkpoint: after the current run and all its hooks, or now between two runs.
@@ -309,9 +304,8 @@ class MonitoredSession:
             last_step: Completed updates after which to stop. Of several limits the smallest counts.
             by: Who asks, for the log.
         """
-        if self._limit is None or last_step < self._limit[0]:
-            self._limit = (last_step, by)
-        self._stop_at_limit()
+        self._stopping.set_limit(last_step, by)
+        self._stopping.look_at_limit(self._global_step)
 
     def add_saver_listener(self, listener: Any) -> None:
         """Have a `CheckpointSaverListener` told of every save of this session.
@@ -356,12 +350,12 @@ class MonitoredSession:
     @property
     def stop_requested(self) -> bool:
         """Whether a stop was agreed on or asked for by a thread; unlike `should_stop` it never waits."""
-        return self._agreement.stop is not None or self._coord.should_stop()
+        return self._stopping.reason is not None or self._coord.should_stop()
 
     @property
     def stop_reason(self) -> StopReason | None:
         """Why the session stops or stopped, or None."""
-        return self._agreement.stop
+        return self._stopping.reason
 
     @property
     def restored_from(self) -> int | None:
@@ -396,7 +390,7 @@ class MonitoredSession:
             stop_reason, where the time went, and the time of each hook.
         """
         elapsed = clock.monotonic() - self._started
-        stop = self._agreement.stop
+        stop = self._stopping.reason
         return {
             "run_id": self.run_id,
             "steps": self._steps_run,
@@ -417,7 +411,7 @@ class MonitoredSession:
     def _create(self) -> None:
         """Restore or initialise the state, and tell the hooks that it exists; also after a recovery."""
         if self.recoveries:
-            self._roll_back_stop()
+            self._stopping.roll_back()
             self._agreement.save_taken()  # what was to be saved is rolled back; what is restored is saved
         # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
         restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
@@ -426,12 +420,7 @@ class MonitoredSession:
                 "There is no checkpoint to recover from. Pass checkpoint_dir=, or allow starting again from step 0 "
                 "with Recovery(allow_reinit=True)."
             )
-        state = self._initial_state() if restored is None else self._restored_state(restored)
-        missing = self._scaffold.missing(state)
-        if missing:
-            raise StateNotReadyError(
-                f"Init operations did not make model ready: Scaffold.ready_fn found missing: {', '.join(missing)}."
-            )
+        state = initial_state(self._scaffold, restored, self._checkpoint_options.convert)
         step = 0 if restored is None else restored.step
         self._global_step = step
         self._restored_from = None if restored is None else step
@@ -447,22 +436,8 @@ class MonitoredSession:
             self._hooks.load_state_dicts(restored.session["hooks"])
         elif self.recoveries:
             self._hooks.load_state_dicts(self._hook_states_at_begin)
-        self._stop_if_ended(self._hooks.after_create_session(self, self._coord))
-        self._stop_at_limit()
-
-    def _initial_state(self) -> Any:
-        assert self._scaffold.init_fn is not None
-        state = self._scaffold.init_fn()
-        describe(state)  # what no checkpoint can hold is refused now, with its path
-        return warm_started(state, self._scaffold)
-
-    def _restored_state(self, restored: Restored) -> Any:
-        assert self._scaffold.init_fn is not None
-        structure = describe_state(self._scaffold.init_fn)
-        describe(structure)  # before what cannot be stored is in the way of what follows
-        structure = placed_structure(structure)
-        state = fit(restored, structure, convert=self._checkpoint_options.convert)
-        return with_typed_keys(state, describe(structure))
+        self._stopping.at_end_of_data(self._hooks.after_create_session(self, self._coord))
+        self._stopping.look_at_limit(step)
 
     def _position_input(self, restored: Restored | None) -> None:
         if self._input is None:
@@ -478,21 +453,6 @@ class MonitoredSession:
         else:
             self._input.restore(self._input_start)
 
-    def _log_start(self) -> None:
-        where = "no checkpoint_dir, nothing is saved" if self._saving.store is None else f"in {self._saving.store.url}"
-        start = "fresh start at step 0" if self._restored_from is None else f"restored step {self._restored_from}"
-        devices = self._layout.device_count
-        logger.info(
-            "run %s: %s; %d device%s in %d process%s; %s",
-            self.run_id,
-            start,
-            devices,
-            "s" if devices != 1 else "",
-            self.process_count,
-            "es" if self.process_count != 1 else "",
-            where,
-        )
-
     # ---- during the loop
 
     def _call(self, call: Callable[[], Any]) -> Any:
@@ -502,30 +462,13 @@ class MonitoredSession:
         self._in_call = True
         try:
             result = self._restarts.call(call)
-            self._stop_as_before_recovery()
+            self._stopping.take_up()
             return result
         except EndOfData as end:
-            self._stop_if_ended(end)
+            self._stopping.at_end_of_data(end)
             raise
         finally:
             self._in_call = self._in_run = False
-
-    def _stop_if_ended(self, end: EndOfData | None) -> None:
-        if end is not None and not isinstance(end, LeaveStepFn):
-            self._ended = True
-            self._stop(StopReason("END_OF_DATA", str(end), "the input"))
-
-    def _roll_back_stop(self) -> None:
-        """At a recovery: what follows from step and input is found anew; a request waits for the repeated run."""
-        stop = self._agreement.withdraw_stop()
-        self._ended = False
-        if stop is not None and stop not in (StopReason.LAST_STEP, StopReason.END_OF_DATA):
-            self._held_stop = stop
-
-    def _stop_as_before_recovery(self) -> None:
-        if self._held_stop is not None:
-            self._stop(self._held_stop)
-            self._held_stop = None
 
     def _advance(self, step: Step, outcome: Outcome) -> None:
         """Count a dispatched train step and stop at the limit."""
@@ -541,15 +484,7 @@ class MonitoredSession:
             if self._check_replicas:
                 hashes = self._replicas.dispatch(self._dispatcher.state, self._dispatcher.state_layout)
                 self._replicas.check(hashes, self._leaf_names, self._global_step)
-        self._stop_at_limit()
-
-    def _stop_at_limit(self) -> None:
-        if self._limit is not None and self._global_step >= self._limit[0]:
-            last, by = self._limit
-            self._stop(StopReason("LAST_STEP", f"step {self._global_step} has reached the last step {last}", by), True)
-
-    def _stop(self, reason: StopReason, everywhere: bool = False) -> None:
-        self._agreement.want_stop(reason, everywhere)
+        self._stopping.look_at_limit(self._global_step)
 
     def _fetch(self, fetches: Any, who: str) -> Any:
         return self._fetcher(fetches, self._dispatcher.state, self._outputs, who)
@@ -626,11 +561,9 @@ class MonitoredSession:
                     "the state lies between two steps and cannot be saved. Run auxiliary updates before the counted "
                     "step."
                 )
-            if self._agreement.stop is None:
-                reason = (
-                    StopReason("REQUESTED", by="a thread") if self._coord.should_stop() else StopReason("BODY_LEFT")
-                )
-                self._stop(reason)
+            if self._stopping.reason is None:
+                by_thread = self._coord.should_stop()
+                self._stopping.request(StopReason("REQUESTED", by="a thread") if by_thread else StopReason.BODY_LEFT)
             start = clock.monotonic()
             self._phase = "closing"
             self._saving.finish(self, self._content)
@@ -660,11 +593,11 @@ class MonitoredSession:
     def _leave_with_error(self, error: BaseException) -> None:
         """The other end: hooks get on_error, saves in flight may finish, nothing new is saved."""
         self._phase = "closing"
-        self._stop(StopReason("ERROR", f"{type(error).__name__}: {error}"))
+        self._stopping.request(StopReason("ERROR", f"{type(error).__name__}: {error}"))
         self._note_thread_error(error)
         try:
             self._hooks.on_error(self, error)
-            self._saving.drain()
+            self._saving.drain(error)
             self._stop_threads(self._grace)
         except Exception as second:
             logger.error("while the session was left for %s: %r", type(error).__name__, second)
@@ -683,16 +616,8 @@ class MonitoredSession:
         if self._input is not None:
             self._input.close()
         self._saving.close()
-        last = self._saving.last_committed
-        logger.info(
-            "run %s: %d steps in %.1f s, now at step %d; stopped: %s; %s",
-            self.run_id,
-            self._steps_run,
-            clock.monotonic() - self._started,
-            self._global_step,
-            self._agreement.stop,
-            "nothing saved" if last is None else f"last commit is step {last}",
-        )
+        seconds, last = clock.monotonic() - self._started, self._saving.last_committed
+        announce_end(self.run_id, self._steps_run, seconds, self._global_step, self._stopping.reason, last)
 
     def _require_not_closed(self) -> None:
         if self._phase == "closed":
@@ -710,13 +635,7 @@ class MonitoredSession:
             return
         if self._phase == "closing":
             raise SessionClosedError("The session is ending: hooks may still run eval steps, but no train step.")
-        if self._ended:
-            raise EndOfData("The input has ended; there is no further batch.")
-        if self._agreement.stop is not None:
-            raise RunAfterStopError(
-                f"Run called even after should_stop requested: {self._agreement.stop}. End the loop with "
-                "`while not sess.should_stop()`."
-            )
+        self._stopping.require_none()
 
 
 def _copy(leaf: jax.Array) -> jax.Array:

@@ -59,17 +59,18 @@ def test_killed_again_at_the_first_accesses_of_a_restart(store, workers, cache, 
     workers.map(kill_twice, range(max(2, COUNT // 4)))
 
 
-def test_leftovers_planted_by_hand_are_removed_or_left_to_their_owner(workers, cache, straight):
-    """The shapes that a killed save leaves, and what only looks like them."""
+def test_what_a_killed_save_leaves_is_removed_after_the_next_commit(workers, cache, straight):
+    """The same, planted by hand: all shapes at once."""
     last = dataclasses.replace(SHORT, cache=cache, last_step=8, folder=workers.folder("planted"))
-    lineage_folder = Path(last.folder, "checkpoints")
-    assert workers.servers[0](dataclasses.replace(last, kill="loop", at=5)) == SIGKILLED
-    steps = assert_sound(last.folder)
-    (lineage_folder / ".staging-99-dead").mkdir()
-    session = (lineage_folder / str(steps[-1]) / "session.json").read_bytes()
-    (lineage_folder / ".staging-100-dead").mkdir()
-    (lineage_folder / ".staging-100-dead" / "session.json").write_bytes(session)
-    (lineage_folder / "7").mkdir()
-    (lineage_folder / "7" / "session.json").write_bytes(session)
-    (lineage_folder / "7" / "commit.json").write_bytes(b"")
+    assert workers.servers[0](dataclasses.replace(last, kill="after_save", at=4)) == SIGKILLED
+    assert assert_sound(last.folder)[-1] >= 4
+    root = Path(last.folder, "checkpoints")
+    session = (root / "4" / "session.json").read_bytes()
+    for name in (".staging-99-dead", ".staging-100-dead", "7"):
+        (root / name).mkdir()
+    for name in (".staging-100-dead", "7"):
+        (root / name / "session.json").write_bytes(session)
+        (root / name / "default").mkdir()
+        (root / name / "default" / "half").write_bytes(b"half")
+    (root / "7" / "commit.json").write_bytes(b"")
     finish(workers.servers[0], last, straight(8))
