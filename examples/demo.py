@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import monsess as ms
 
 DIGITS = Path(__file__).with_name("digits.py")
-LAST_STEP = 300
+LAST_STEP = 400
 SAVE_STEPS = 50
 WANTED_ACCURACY = 0.95
 
@@ -30,13 +31,13 @@ def say(text: str) -> None:
     print(f"\n>>> {text}", flush=True)
 
 
-def train(name: str, directory: Path, kill_when: Callable[[str], bool] = lambda line: False) -> list[str]:
+def train(name: str, directory: Path, kill_when: Callable[[list[str]], bool] | None = None) -> list[str]:
     """Run digits.py in a process of its own, show what it prints, and return it.
 
     Args:
         name: What stands before each line.
         directory: Its checkpoint directory.
-        kill_when: Asked for each line; at the first True the process is killed by SIGKILL.
+        kill_when: Asked at each line with all lines so far; at the first True the process is killed by SIGKILL.
     """
     command = [sys.executable, "-u", str(DIGITS), f"--checkpoint_dir={directory}"]
     command += [f"--last_step={LAST_STEP}", f"--save_checkpoint_steps={SAVE_STEPS}", "--devices=4", "--batch_size=128"]
@@ -47,19 +48,21 @@ def train(name: str, directory: Path, kill_when: Callable[[str], bool] = lambda 
         for line in process.stdout:
             lines.append(line.rstrip())
             print(f"{name:>9} | {lines[-1]}", flush=True)
-            if not killed and kill_when(line):
+            if kill_when is not None and not killed and kill_when(lines):
                 process.kill()
                 killed = True
                 print(f"{name:>9} | *** SIGKILL ***", flush=True)
-    if process.returncode != (-9 if killed else 0):
+    if kill_when is not None and process.returncode == 0:
+        sys.exit(f"{name}: digits.py came to its end before it could be killed")
+    if process.returncode != (0 if kill_when is None else -9):
         sys.exit(f"{name}: digits.py ended with exit code {process.returncode}")
     return lines
 
 
-def step_of(line: str) -> int:
-    """The step that a log line speaks of, 0 if none."""
-    found = re.search(r"\bstep = (\d+)", line)
-    return int(found.group(1)) if found else 0
+def last_number(pattern: str, lines: list[str]) -> int | None:
+    """What the group in ``pattern`` matches in the last line that it fits."""
+    found = [match for match in (re.search(pattern, line) for line in lines) if match]
+    return int(found[-1].group(1)) if found else None
 
 
 def accuracy_of(lines: list[str]) -> float:
@@ -88,7 +91,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the kill moment")
     seed = parser.parse_args().seed
-    kill_step = random.Random(seed).randrange(2 * SAVE_STEPS, LAST_STEP - 2 * SAVE_STEPS)
+    chance = random.Random(seed)
+    kill_step = chance.randrange(2 * SAVE_STEPS, LAST_STEP // 2)
 
     with tempfile.TemporaryDirectory(prefix="monsess-demo-") as scratch:
         straight, disturbed = Path(scratch, "straight"), Path(scratch, "disturbed")
@@ -96,10 +100,15 @@ def main() -> int:
         say(f"1. A straight run: {LAST_STEP} steps on four emulated devices, a checkpoint every {SAVE_STEPS} steps.")
         train("straight", straight)
 
-        say(f"2. The same run, killed by SIGKILL at about step {kill_step} (chosen by --seed {seed}).")
+        say(f"2. The same run, killed by SIGKILL somewhat after step {kill_step} (chosen by --seed {seed}).")
 
-        def kill_when(line: str) -> bool:  # not before there is something to go on from
-            return step_of(line) >= kill_step and any(disturbed.glob("*/commit.json"))
+        def kill_when(lines: list[str]) -> bool:
+            if (last_number(r"\bstep = (\d+)", lines) or 0) < kill_step:
+                return False
+            if last_number(r"saved step (\d+)", lines) is None:
+                return False  # not before there is something to go on from
+            time.sleep(chance.uniform(0.0, 0.2))  # at no particular place
+            return True
 
         train("killed", disturbed, kill_when)
 
@@ -108,13 +117,15 @@ def main() -> int:
 
         say("4. The final checkpoints of both, compared.")
         steps = [ms.latest_checkpoint(str(directory)) for directory in (straight, disturbed)]
-        if steps != [LAST_STEP, LAST_STEP]:
-            print(f"the last checkpoints are of the steps {steps}, not {LAST_STEP}")
+        restored = last_number(r"restored step (\d+)", lines)
+        if steps != [LAST_STEP, LAST_STEP] or restored is None:
+            print(f"the last checkpoints are of the steps {steps}, not {LAST_STEP}; restored step: {restored}")
             return 1
         differing = differing_leaves(straight, disturbed)
         accuracy = accuracy_of(lines)
         for path in differing:
             print(f"differs: {path}")
+        print(f"restored step {restored}, went on to step {LAST_STEP}")
         print(f"same bits as the uninterrupted run: {'no' if differing else 'yes'}")
         print(f"test accuracy: {accuracy:.4f} (at least {WANTED_ACCURACY} wanted)")
         return 1 if differing or accuracy < WANTED_ACCURACY else 0

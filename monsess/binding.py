@@ -105,7 +105,13 @@ def bind(
     names = step.parameters
     offset = 0 if item is None else 1
     if len(args) + offset > len(names) and not step.variadic:
-        raise BatchError(f"{step.name}{step.signature} takes {len(names)} arguments after the state, got {len(args)}.")
+        takes = f"{len(names)} argument{'s' * (len(names) > 1)}" if names else "no argument"
+        listed = f" ({', '.join(names)})" if names else ""
+        from_data = " besides the batch from data=" if item is not None else ""
+        raise BatchError(
+            f"{step.name}{step.signature} takes {takes} after the state{listed}, got {len(args)}{from_data}. Leave the "
+            "rest out of run(), or add parameters to the step."
+        )
     taken = names[: len(args) + offset]
     for name in feeds:
         if name in taken:
@@ -121,8 +127,12 @@ def bind(
     missing = [name for name in names[: step.required] if name not in taken and name not in feeds]
     if missing:
         raise BatchError(
-            f"{step.name}{step.signature} was not given {missing}. Pass it to run(step, ...), feed it from a hook, or "
-            "give the session data=."
+            f"{step.name}{step.signature} was not given {missing}. "
+            + (
+                f"An eval step takes no batch from data=; pass it: run({step.name}, {', '.join(missing)})."
+                if step.kind == "eval"
+                else "Pass it to run(step, ...), feed it from a hook, or give the session data=."
+            )
         )
 
     mask = None if item is None else item.mask
@@ -134,7 +144,11 @@ def bind(
         mask = its_mask if position == 0 else mask
         placed.append(laid)
     for name, feed in feeds.items():
-        named[name], its_mask = _lay_out(feed.value, name, name == names[0], layout, remainder)
+        try:
+            named[name], its_mask = _lay_out(feed.value, name, name == names[0], layout, remainder)
+        except Exception as error:
+            error.add_note(f"Fed by {feed.who}.")
+            raise
         mask = its_mask if name == names[0] else mask
     # Positional as far as possible, so that one way of calling is one compiled variant.
     while len(placed) < len(names) and names[len(placed)] in named:

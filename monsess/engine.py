@@ -101,7 +101,8 @@ def _body(step: Step, state: Any, *, mapped: Mapped) -> Dispatched:
 
 def _split(step: Step, result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
-        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else _shown(result)
+        found = f"an array {found}" if isinstance(result, jax.Array) else found
         raise StepDefinitionError(
             f"{step.name} must return (state, outputs), found {found}. Without outputs return (state, {{}})."
         )
@@ -118,8 +119,11 @@ def _checked_state(step: Step, old: Any, new: Any) -> Any:
     problems += [f"{name}: only in the new state" for name in after if name not in before]
     for name in before.keys() & after.keys():
         was, now = before[name], _strong(after[name])
+        if now is None:
+            problems.append(f"{name}: was {_shown(was)}, is {_shown(after[name])}")
+            continue
         if (was.shape, was.dtype) != (now.shape, now.dtype):
-            problems.append(f"{name}: was {was.dtype}{list(was.shape)}, is {now.dtype}{list(now.shape)}")
+            problems.append(f"{name}: was {_shown(was)}, is {_shown(now)}")
     if not problems and old_structure != new_structure:
         problems = [f"containers differ: was {old_structure}, is {new_structure}"]
     if problems:
@@ -130,8 +134,15 @@ def _checked_state(step: Step, old: Any, new: Any) -> Any:
 
 
 def _strong(leaf: Any) -> Any:
-    """The leaf without a weak dtype, which would compile the step once more at its second run."""
+    """The leaf without a weak dtype, which would compile the step once more at its second run; None if it is none."""
     if isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False):
         return leaf
-    array = jnp.asarray(leaf)
+    try:
+        array = jnp.asarray(leaf)
+    except TypeError:
+        return None
     return jnp.asarray(array, dtype=array.dtype)
+
+
+def _shown(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, jax.Array) else f"a {type(leaf).__name__}"

@@ -44,7 +44,11 @@ class Fetcher:
             if callable(leaf):
                 if not views:
                     views.append((on_first_device(state), on_first_device(outputs)))
-                return self._function(leaf)(*views[0], **(feeds or {}))
+                try:
+                    return self._function(leaf)(*views[0], **(feeds or {}))
+                except Exception as error:
+                    error.add_note(f"Raised by a function that {who} fetches; it is called as f(state, outputs).")
+                    raise
             raise FetchError(f"{who} fetches {leaf!r}: a fetch is an output's name or a function f(state, outputs).")
 
         return jax.tree.map(one, fetches)

@@ -39,7 +39,11 @@ def initial_state(scaffold: Scaffold, restored: Restored | None, convert: bool) 
 
 def _fresh(scaffold: Scaffold) -> Any:
     assert scaffold.init_fn is not None
-    state = scaffold.init_fn()
+    try:
+        state = scaffold.init_fn()
+    except Exception as error:
+        error.add_note("Raised by init_fn, which is called without arguments.")
+        raise
     describe(state)  # what no checkpoint can hold is refused now, with its path
     return warm_started(state, scaffold)
 

@@ -144,14 +144,15 @@ class Layout:
                 raise BatchError(
                     f"{_name(batch, i, what)} has no leading axis to split over the {_devices(self.device_count)} "
                     f"(shape [], dtype {leaf.dtype}). Make it an array [local_batch, ...]; Python lists are read as "
-                    "containers, so wrap them in np.asarray."
+                    "containers, so wrap them in np.asarray. A single value is handed over as a further argument: "
+                    "run(step, batch, value)."
                 )
         rows = leaves[0].shape[0]
         for i, leaf in enumerate(leaves):
             if leaf.shape[0] != rows:
                 raise BatchError(
-                    f"{_name(batch, 0, what)} has the shape {list(leaves[0].shape)}, {_name(batch, i, what)} "
-                    f"{list(leaf.shape)}: all leaves must have the same leading axis [local_batch, ...]. If a leaf is "
+                    f"{_name(batch, 0, what)} has the shape {list(leaves[0].shape)}. {_name(batch, i, what)} has "
+                    f"{list(leaf.shape)}. All leaves must have the same leading axis [local_batch, ...]. If a leaf is "
                     "no data, leave it out of the batch."
                 )
         return rows

@@ -134,8 +134,7 @@ def _private_copy(name: str, leaf: Any) -> Any:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         return jnp.asarray(jnp.copy(leaf), dtype=leaf.dtype)
-    array = np.array(leaf)
-    target = jax.dtypes.canonicalize_dtype(array.dtype)
+    array, target = np.array(leaf), _dtype_on_device(name, leaf)
     if target == array.dtype:
         return array
     narrowed = array.astype(target)
@@ -153,14 +152,22 @@ def placed_structure(state: Any) -> Any:
     Args:
         state: A pytree of arrays, numbers and `jax.ShapeDtypeStruct`.
     """
-    return jax.tree.map(_placed_leaf, state)
+    return jax.tree_util.tree_map_with_path(_placed_leaf, state)
 
 
-def _placed_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+def _placed_leaf(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    array = np.asarray(leaf)
-    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+    return jax.ShapeDtypeStruct(np.shape(leaf), _dtype_on_device(path_name(path), leaf))
+
+
+def _dtype_on_device(name: str, leaf: Any) -> np.dtype[Any]:
+    dtype = np.asarray(leaf).dtype
+    if dtype.kind == "O":
+        raise UnstorableLeafError(
+            f"State leaf {name!r} is {str(leaf)[:60]}, which no array can hold. Leave it out of the state."
+        )
+    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def with_typed_keys(state: Any, specs: Sequence[LeafSpec]) -> Any:

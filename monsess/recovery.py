@@ -11,6 +11,7 @@ import jax
 from monsess import clock
 from monsess.errors import EndOfData
 from monsess.log import logger
+from monsess.timer import check_secs, check_steps
 
 _TRANSIENT_STATUS = ("ABORTED", "UNAVAILABLE")
 
@@ -41,7 +42,7 @@ class Recovery:
         allow_reinit: Start again from ``init_fn`` where there is no checkpoint, instead of raising.
 
     Raises:
-        ValueError: A negative number.
+        ValueError: A value that is no such number, or no function.
 
     Example:
         >>> import monsess as ms
@@ -55,10 +56,11 @@ class Recovery:
     allow_reinit: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
-            raise ValueError(f"max_restarts must be an integer >= 0, found {self.max_restarts!r}.")
-        if not self.backoff_secs >= 0:
-            raise ValueError(f"backoff_secs must be >= 0, found {self.backoff_secs!r}.")
+        check_steps("max_restarts", self.max_restarts, at_least=0)
+        if self.backoff_secs != 0:
+            check_secs("backoff_secs", self.backoff_secs)
+        if self.is_transient is not None and not callable(self.is_transient):
+            raise ValueError(f"is_transient must be a function of the error, found {self.is_transient!r}.")
 
     def covers(self, error: BaseException) -> bool:
         """Whether ``error`` is transient by this policy."""

@@ -106,7 +106,7 @@ class HookRunner:
                 )
             if wanted.feed_dict is not None and not isinstance(wanted.feed_dict, Mapping):
                 raise HookError(
-                    f"{hook_name(hook)}.before_run: feed_dict must be a dict from an argument of the step to its value, "
+                    f"{hook_name(hook)}.before_run: feed_dict must be a dict from argument of the step to value, "
                     f"found {type(wanted.feed_dict).__name__}."
                 )
             requests[key] = wanted

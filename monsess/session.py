@@ -182,7 +182,7 @@ class MonitoredSession:
         Args:
             step: Made by `train_step` or `eval_step`.
             *args: The step's arguments after the state, leaves ``[local_batch, ...]``; the leading axis must be a
-                multiple of the local device count. A value without axes goes to every device.
+                multiple of the local device count. After the batch, a value without axes goes to every device.
 
         Returns:
             The step's outputs, reduced as the step says; converting one waits for the step.
@@ -237,7 +237,7 @@ class MonitoredSession:
                 "`step_fn` may either have one `step_context` argument, or be a method with `self` and it; "
                 f"found {names}."
             )
-        self._require_open(None)
+        self._require_not_closed()
         return self._call(lambda: step_fn(StepContext(self)))
 
     def evaluate(self, fetches: Any, feed_dict: dict[str, Any] | None = None) -> Any:
@@ -440,9 +440,11 @@ class MonitoredSession:
         self._stopping.look_at_limit(step)
 
     def _position_input(self, restored: Restored | None) -> None:
-        if self._input is None:
-            return
         position = None if restored is None else restored.session.get("input")
+        if self._input is None:
+            if position is not None:
+                logger.warning("the checkpoint holds an input position, but the session has no data=: it will be lost")
+            return
         if position is not None:
             self._input.restore(position)
             return
@@ -535,7 +537,7 @@ class MonitoredSession:
     # ---- ending
 
     def __enter__(self) -> MonitoredSession:
-        self._require_open(None)
+        self._require_not_closed()
         return self
 
     def __exit__(
@@ -625,8 +627,6 @@ class MonitoredSession:
 
     def _require_open(self, step: Any) -> None:
         self._require_not_closed()
-        if step is None:
-            return
         if not isinstance(step, Step):
             raise StepDefinitionError(
                 f"run needs a step made by monsess.train_step or monsess.eval_step, found {step!r}. Decorate it."

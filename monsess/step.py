@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, final, overload
+
+import jax
 
 from monsess.errors import StepDefinitionError
 
@@ -51,9 +53,9 @@ class Step:
         _check_reduce(reduce)
         self.function = function
         self.axis_name = axis_name
-        self.devices = None if devices is None else tuple(devices)
-        if self.devices == ():
-            raise StepDefinitionError("devices must name at least one device, or be None for all local ones.")
+        if not isinstance(donate, bool):
+            raise StepDefinitionError(f"donate must be True or False, found {donate!r}.")
+        self.devices = _checked_devices(devices)
         self.donate = donate
         self.reduce: Reduce = dict(reduce) if isinstance(reduce, Mapping) else reduce
         self.steps_per_run = steps_per_run
@@ -235,6 +237,17 @@ def _refuse_unusable(function: Any) -> None:
             f"@jax.pmap (or jax.pmap({name}, ...)) by @monsess.train_step and leave the function as it is, for one "
             "device."
         )
+
+
+def _checked_devices(devices: Any) -> tuple[Any, ...] | None:
+    if devices is None:
+        return None
+    listed = tuple(devices) if isinstance(devices, Iterable) and not isinstance(devices, str) else ()
+    if not listed or not all(isinstance(device, jax.Device) for device in listed):
+        raise StepDefinitionError(
+            f"devices must be local JAX devices, such as jax.local_devices()[:2], or None for all; found {devices!r}."
+        )
+    return listed
 
 
 def _check_reduce(reduce: Any) -> None:

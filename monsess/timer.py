@@ -30,7 +30,7 @@ def check_steps(name: str, value: Any, at_least: int = 1) -> int:
     except TypeError:
         steps = None
     if steps is None or steps < at_least:
-        raise ValueError(f"invalid {name}={value!r}: expected a whole number of steps, at least {at_least}.")
+        raise ValueError(f"invalid {name}={value!r}: expected a whole number, at least {at_least}.")
     return steps
 
 

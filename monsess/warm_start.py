@@ -52,9 +52,16 @@ def warm_started(state: Any, scaffold: Scaffold) -> Any:
         taken += 1
         leaves.append(_taken(name, leaf, _at(stored, name.split("/")), problems))
     if not taken:
-        raise StateMismatchError(f"No leaf of the state matches warm_start_paths={list(patterns)}.")
+        names = ", ".join(path_name(path) for path, _ in paths)
+        raise StateMismatchError(
+            f"No leaf of the state matches warm_start_paths={list(patterns)}. Its leaves: {names}."
+        )
     if problems:
-        raise StateMismatchError(f"warm_start_from={mask(url)!r}, step {step}: " + "; ".join(problems) + ".")
+        raise StateMismatchError(
+            f"warm_start_from={mask(url)!r}, step {step}: "
+            + "; ".join(problems)
+            + ". Leave these paths out of warm_start_paths, or start from a checkpoint of the same model."
+        )
     logger.info("warm start: %d of %d leaves from step %d of %s", taken, len(leaves), step, mask(url))
     return jax.tree_util.tree_unflatten(structure, leaves)
 

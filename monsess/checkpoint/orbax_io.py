@@ -39,10 +39,19 @@ def write(directory: str, step: int, tree: Any) -> None:
         step: For the texts that Orbax's marker files hold.
         tree: Nested dicts and lists of numpy arrays, Python scalars and None.
     """
-    import orbax.checkpoint as ocp
-
     if not _has_leaf(tree):
         tree = {_PLACEHOLDER: np.zeros((), np.uint8)}
+    with _logging_left_alone():
+        _write(directory, tree)
+    for folder in (directory, os.path.join(directory, ITEM)):
+        marker = os.path.join(folder, ORBAX_MARKERS[1])
+        with open(marker, "w", encoding="ascii") as file:  # Orbax puts the path of the staging directory here
+            file.write(f"Checkpoint commit was successful to {step}\n")
+
+
+def _write(directory: str, tree: Any) -> None:
+    import orbax.checkpoint as ocp
+
     alone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes={0}, barrier_sync_key_prefix=f"monsess_{os.getpid()}"
     )
@@ -53,16 +62,11 @@ def write(directory: str, step: int, tree: Any) -> None:
         composite_options=ocp.CompositeOptions(multiprocessing_options=alone), **items
     )
     with (
-        _logging_left_alone(),
         _literal(os.path.dirname(directory)) as folder,
         ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
     ):
         path = os.path.join(folder, os.path.basename(directory))
         checkpointer.save(path, ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)}))
-    for folder in (directory, os.path.join(directory, ITEM)):
-        marker = os.path.join(folder, ORBAX_MARKERS[1])
-        with open(marker, "w", encoding="ascii") as file:  # Orbax puts the path of the staging directory here
-            file.write(f"Checkpoint commit was successful to {step}\n")
 
 
 def read(directory: str, names: Sequence[str]) -> list[np.ndarray[Any, Any]]:

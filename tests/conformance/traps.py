@@ -6,6 +6,9 @@ A test marked ``@trap("W-05")`` shows that monsess does not have that trap. The 
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -111,3 +114,79 @@ def steps_of(directory: Any) -> list[int]:
     store = ms.CheckpointStore(directory)
     assert all(store.verify(step) == [] for step in store.steps())
     return store.steps()
+
+
+class Listener(ms.CheckpointSaverListener):
+    """Writes down what it is told and asks for a stop after the save of ``stop_after``."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.stop_after = stop_after
+        self.calls: list[str] = []
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def before_save(self, session: Any, step: int) -> None:
+        self.calls.append(f"before@{step}")
+
+    def after_save(self, session: Any, step: int) -> bool:
+        self.calls.append(f"after@{step}")
+        return step == self.stop_after
+
+    def end(self, session: Any, step: int) -> None:
+        self.calls.append(f"end@{step}")
+
+
+def session(directory: Any, *hooks: Any, **more: Any) -> ms.MonitoredSession:
+    """A session that saves in ``directory`` by steps or on request only."""
+    more = {"save_checkpoint_secs": None, **more}
+    return ms.MonitoredTrainingSession(init_fn, checkpoint_dir=directory, hooks=hooks, **more)
+
+
+def until(predicate: Callable[[], Any]) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 30
+    while not predicate():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def fresh() -> str:
+    """A URL of the filesystem of `refusing` where nothing is yet."""
+    return f"refusing://{time.monotonic_ns()}"
+
+
+class WithThread(ms.SessionRunHook):
+    """Starts a thread of the session that waits for the stop, or raises ``error`` at once."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self.coord = coord
+        self.thread = threading.Thread(target=self.work, args=(coord,), daemon=True)
+        coord.register_thread(self.thread)
+        self.thread.start()
+        if self.error is not None:
+            self.thread.join()
+
+    def work(self, coord: Any) -> None:
+        with coord.stop_on_exception():
+            if self.error is not None:
+                raise self.error
+            coord.wait_for_stop()
+
+
+def run(*hooks: Any, step: Any = count, initial: Any = init_fn, **more: Any) -> ms.MonitoredSession:
+    """Run a session to its stop and return it."""
+    with ms.MonitoredTrainingSession(initial, hooks=hooks, **more) as sess:
+        drive(sess, step)
+    return sess
+
+
+class Lines(list[int]):
+    """The steps at which a LoggingTensorHook logged."""
+
+    def hook(self, **cadence: Any) -> ms.LoggingTensorHook:
+        """A hook that appends the step, as the output ``n`` says it, for every line."""
+        return ms.LoggingTensorHook(["n"], formatter=lambda values: self.append(int(values["n"])) or "", **cadence)

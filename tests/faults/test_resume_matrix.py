@@ -1,4 +1,4 @@
-"""Stopped at a step and started again: every kind of input, with every kind of step, ends in the straight run's bits."""
+"""Stopped at a step and started again: every kind of input, with every kind of step, ends in a straight run's bits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
+from jax.experimental.compilation_cache import compilation_cache
 
 import monsess as ms
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 EVEN = [8] * 12
 #: Rows per batch for remainder="drop": of 6 rows 2 are dropped, and of 3 rows or fewer, with four devices, all.
 DROPPED = [8, 3, 8, 6, 2, 8, 6, 1, 8, 8, 3]
 #: For remainder="pad": always two rows per device.
 PADDED = [8, 7, 8, 5, 6, 8, 7, 8, 5]
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """Each session compiles its step anew, which would take most of the time here."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def rows(index, count):

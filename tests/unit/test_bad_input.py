@@ -9,43 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_input import ONES, count, init_fn, refused, run, train
 
 import monsess as ms
-
-ONES = np.ones(8, np.float32)
-
-
-def init_fn():
-    return {"n": 0.0}
-
-
-@ms.train_step
-def train(state, batch):
-    return {"n": state["n"] + 1.0}, {"mean": jax.tree.leaves(batch)[0].mean()}
-
-
-@ms.train_step
-def count(state):
-    return {"n": state["n"] + 1.0}, {}
 
 
 def plain(state, batch):
     return state, {}
-
-
-def refused(error, *parts, call):
-    """``call`` raises ``error`` with all ``parts`` in its message; return the error."""
-    with pytest.raises(error) as caught:
-        call()
-    text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
-    for part in parts:
-        assert part in text, text
-    return caught.value
-
-
-def run(step, *args, initial=init_fn, **more):
-    with ms.MonitoredTrainingSession(initial, **more) as sess:
-        return sess.run(step, *args)
 
 
 # ---- steps, when they are declared
@@ -168,9 +138,8 @@ def test_a_train_step_that_returns_another_state_than_it_got(engine, function, p
         *parts,
         call=lambda: run(step, ONES, initial=initial),
     )
-    differing = str(error).split("Differing: ")[1]
-    for name in {"n", "w", "x", "more/x"} - {part.split(":")[0] for part in parts}:
-        assert f"{name}:" not in differing.replace("more/x:", "" if "more/x" not in name else "more/x:")
+    differing = str(error).split("Differing: ")[1].split("; ")
+    assert {line.split(":")[0] for line in differing} == {part.split(":")[0] for part in parts}  # exactly these
 
 
 def test_a_train_step_that_returns_other_containers():
@@ -295,10 +264,14 @@ def test_something_that_is_no_step(function):
 
 def test_too_few_and_too_many_arguments():
     step = ms.train_step(lambda state, batch, rate: (state, {}))
-    refused(ms.BatchError, "train(state, batch)", "not given ['batch']", "run(step, ...)", "data=", call=lambda: run(train))
+    refused(
+        ms.BatchError, "train(state, batch)", "not given ['batch']", "run(step, ...)", "data=", call=lambda: run(train)
+    )
     refused(ms.BatchError, "(state, batch, rate)", "not given ['rate']", call=lambda: run(step, ONES))
     refused(ms.BatchError, "(state, batch, rate)", "not given ['rate']", call=lambda: run(step, data=[ONES]))
-    refused(ms.BatchError, "train(state, batch)", "1 argument after the state", "got 2", call=lambda: run(train, ONES, 1.0))
+    refused(
+        ms.BatchError, "train(state, batch)", "1 argument after the state", "got 2", call=lambda: run(train, ONES, 1.0)
+    )
     refused(ms.BatchError, "count(state)", "no argument after the state", "got 1", call=lambda: run(count, ONES))
     with pytest.raises(TypeError, match="batch"):
         ms.MonitoredTrainingSession(init_fn).run(train, batch=ONES)
@@ -330,7 +303,9 @@ def test_run_after_stop_after_the_end_of_data_and_after_close():
 def test_a_step_function_of_another_shape():
     with ms.MonitoredTrainingSession(init_fn) as sess:
         for wrong in (lambda a, b: None, lambda x: None, lambda: None):
-            refused(ValueError, "one `step_context` argument", "found", call=lambda wrong=wrong: sess.run_step_fn(wrong))
+            refused(
+                ValueError, "one `step_context` argument", "found", call=lambda wrong=wrong: sess.run_step_fn(wrong)
+            )
 
 
 @pytest.mark.parametrize("leave", ["normal", "EndOfData", "close", "limit"])
