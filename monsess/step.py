@@ -61,7 +61,7 @@ class Step:
         self.steps_per_run = steps_per_run
         self.engine: Engine = engine
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.signature = inspect.signature(function)
+        self.signature = _without_annotations(inspect.signature(function))
         self.parameters, self.required, self.takes_mask, self.variadic = _read_signature(self.name, self.signature)
         self.__doc__ = getattr(function, "__doc__", None)
         self.__name__ = self.name
@@ -257,6 +257,12 @@ def _check_reduce(reduce: Any) -> None:
                 f'reduce must be "mean", "sum", "max", "min", None or a dict from output name to one of these; '
                 f"found {how!r}."
             )
+
+
+def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    """The signature as messages show it: names and defaults."""
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=signature.empty)
 
 
 def _read_signature(name: str, signature: inspect.Signature) -> tuple[tuple[str, ...], int, bool, bool]:

@@ -106,7 +106,7 @@ def test_why_training_stopped_is_recorded_and_logged_once(how, name, text, caplo
             with ms.MonitoredTrainingSession(init_fn, hooks=hooks, data=[ONES] * (2 if how == "data" else 9)) as sess:
                 assert sess.stop_reason is None
                 while not sess.should_stop():
-                    sess.run(train)
+                    sess.run(train_n)
                     if sess.global_step == 2 and how == "asked":
                         sess.request_stop("low enough")
                     if sess.global_step == 2 and how == "left":
