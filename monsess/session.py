@@ -231,7 +231,10 @@ class MonitoredSession:
             ValueError: ``step_fn`` has other arguments.
             EndOfData: ``step_context.request_stop`` was called; a clean end inside the with-block.
         """
-        names = [p.name for p in inspect.signature(step_fn).parameters.values()]
+        parameters = inspect.signature(step_fn).parameters.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        names = [p.name for p in parameters if p.kind in positional or (p.kind is keyword and p.default is p.empty)]
         if names != ["step_context"]:
             raise ValueError(
                 "`step_fn` may either have one `step_context` argument, or be a method with `self` and it; "

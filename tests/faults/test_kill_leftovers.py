@@ -59,18 +59,40 @@ def test_killed_again_at_the_first_accesses_of_a_restart(store, workers, cache, 
     workers.map(kill_twice, range(max(2, COUNT // 4)))
 
 
-def test_what_a_killed_save_leaves_is_removed_after_the_next_commit(workers, cache, straight):
-    """The same, planted by hand: all shapes at once."""
-    last = dataclasses.replace(SHORT, cache=cache, last_step=8, folder=workers.folder("planted"))
-    assert workers.servers[0](dataclasses.replace(last, kill="after_save", at=4)) == SIGKILLED
-    assert assert_sound(last.folder)[-1] >= 4
-    root = Path(last.folder, "checkpoints")
+def plant_leftovers(folder):
+    """All shapes of what killed saves and killed deletions leave, beside a committed step 4."""
+    root = Path(folder, "checkpoints")
     session = (root / "4" / "session.json").read_bytes()
-    for name in (".staging-99-dead", ".staging-100-dead", "7"):
-        (root / name).mkdir()
-    for name in (".staging-100-dead", "7"):
+    for name in (".staging-98-dead", ".staging-99-dead", "7", "9"):
+        (root / name / "default" / "d").mkdir(parents=True)
+    (root / ".staging-97-dead").mkdir()
+    for name in (".staging-99-dead", "7"):
         (root / name / "session.json").write_bytes(session)
-        (root / name / "default").mkdir()
         (root / name / "default" / "half").write_bytes(b"half")
     (root / "7" / "commit.json").write_bytes(b"")
-    finish(workers.servers[0], last, straight(8))
+
+
+def test_killed_while_it_tidies_up_the_next_attempt_does_it(workers, cache, straight, seed, killed):
+    print(f"MONSESS_SEED={seed}")
+    expected = straight(8)
+    accesses = []
+
+    def kill_and_resume(attempt, number):
+        last = dataclasses.replace(SHORT, cache=cache, last_step=8, folder=workers.folder("tidying"))
+        assert attempt(dataclasses.replace(last, kill="after_save", at=4)) == SIGKILLED
+        assert assert_sound(last.folder)[-1] >= 4
+        plant_leftovers(last.folder)
+        if number is None:
+            finish(attempt, last, expected, keep=True)
+            accesses.append(result(last.folder)["accesses"])
+            return
+        chance = random.Random(f"{seed}/tidying/{number}")
+        at = 1 + int((number + chance.random()) / COUNT * accesses[0])
+        status = attempt(dataclasses.replace(last, kill="operation", at=at))
+        assert status in (0, SIGKILLED), output(last.folder)
+        assert_sound(last.folder)
+        finish(attempt, dataclasses.replace(last, last_step=10), straight(10))
+        killed["at an access to a file, with leftovers:"] += status == SIGKILLED
+
+    workers.map(kill_and_resume, [None])
+    workers.map(kill_and_resume, range(COUNT))

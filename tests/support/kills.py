@@ -249,8 +249,8 @@ def lineage(attempt: Attempt, kills: Sequence[Options], last: Options, straight:
     finish(attempt, last, straight)
 
 
-def finish(attempt: Attempt, last: Options, straight: Ending) -> None:
-    """Make an attempt that comes to its end, compare what it ends in, and remove the folder."""
+def finish(attempt: Attempt, last: Options, straight: Ending, keep: bool = False) -> None:
+    """Make an attempt that comes to its end, compare what it ends in, and remove the folder unless told to keep it."""
     folder = last.folder
     Path(folder, "result.json").unlink(missing_ok=True)
     known = run_id(folder)
@@ -268,7 +268,8 @@ def finish(attempt: Attempt, last: Options, straight: Ending) -> None:
     except AssertionError as error:
         error.add_note(output(folder))
         raise
-    shutil.rmtree(folder)
+    if not keep:
+        shutil.rmtree(folder)
 
 
 def run_id(folder: str) -> str | None:
