@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -16,10 +16,24 @@ from monsess.checkpoint.restore import Restored, find_restorable
 from monsess.checkpoint.saver import Saver, Snapshot
 from monsess.errors import MonsessError, NonFiniteStateError, SaveError
 from monsess.log import logger
-from monsess.placement import ReplicaCheck, Snapshotter, on_first_device
+from monsess.placement import Snapshotter, on_first_device
 
 if TYPE_CHECKING:
     from monsess.session import MonitoredSession
+
+
+class SavePoint(NamedTuple):
+    """What a checkpoint of the current step holds, and what has to hold before it is committed.
+
+    Args:
+        state: The replicated state.
+        content: The hooks' states and the input position.
+        gate: Called by the thread that writes, once the values have arrived; what it raises prevents the commit.
+    """
+
+    state: Any
+    content: dict[str, Any]
+    gate: Callable[[], None]
 
 
 class Saving:
@@ -30,16 +44,23 @@ class Saving:
         storage_options: For fsspec.
         options: How to save and restore.
         keep: Which checkpoints to keep.
+        on_commit: Called, in the training thread, for each new commit.
     """
 
     def __init__(
-        self, url: str | None, storage_options: dict[str, Any] | None, options: CheckpointOptions, keep: Retention
+        self,
+        url: str | None,
+        storage_options: dict[str, Any] | None,
+        options: CheckpointOptions,
+        keep: Retention,
+        on_commit: Callable[[], None],
     ) -> None:
         self.store = None if url is None else CheckpointStore(url, storage_options)
         self.run_id = uuid.uuid4().hex[:12]
         self.attempt = uuid.uuid4().hex[:8]
         self._options = options
         self._keep = keep
+        self._on_commit = on_commit
         self._snapshot = Snapshotter(on_host=options.snapshot == "host")
         self._saver: Saver | None = None
         self._specs = LeafTable()
@@ -128,12 +149,12 @@ class Saving:
         if all(one is not listener for one in self._listeners):
             self._listeners.append(listener)
 
-    def save(self, session: MonitoredSession, content: Callable[[], dict[str, Any]], final: bool = False) -> None:
+    def save(self, session: MonitoredSession, point: Callable[[], SavePoint], final: bool = False) -> None:
         """Hand a snapshot of the current step over, once per step.
 
         Args:
             session: The session.
-            content: What session.json holds besides the leaf table.
+            point: Gives what is to be saved; called after the listeners' ``before_save``.
             final: The last save of the session.
         """
         step = session.global_step
@@ -143,22 +164,10 @@ class Saving:
         assert self._saver is not None
         for listener in self._listeners:
             _told(listener, "before_save", session, step)
-        gate = session._gate(step)
-        snapshot = Snapshot(
-            step=step,
-            leaves=self._snapshot(session._replicated_state),
-            specs=self._specs,
-            session={
-                "step": step,
-                "run_id": self.run_id,
-                "attempt": self.attempt,
-                "versions": _versions(),
-                **content(),
-            },
-            gate=gate,
-            is_final=final,
-        )
-        self._saver.submit(snapshot)
+        state, content, gate = point()
+        about = {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": _versions()}
+        leaves = self._snapshot(state)
+        self._saver.submit(Snapshot(step, leaves, self._specs, {**about, **content}, gate, is_final=final))
         self._taken = step
 
     def poll(self, session: MonitoredSession) -> None:
@@ -166,7 +175,7 @@ class Saving:
         if self._saver is not None:
             self._tell(session, self._saver.poll())
 
-    def finish(self, session: MonitoredSession, content: Callable[[], dict[str, Any]]) -> None:
+    def finish(self, session: MonitoredSession, point: Callable[[], SavePoint]) -> None:
         """Commit the current step unless it is committed, and wait for everything that was handed over.
 
         Raises:
@@ -176,12 +185,12 @@ class Saving:
         if self.store is None:
             return
         step = session.global_step
-        self.save(session, content, final=True)
+        self.save(session, point, final=True)
         self._wait(session)
         if self._saver is not None and self._committed != step:
             self._refuse_skipped(step)
             self._taken = None  # a periodic save of this step did not make it: once more
-            self.save(session, content, final=True)
+            self.save(session, point, final=True)
             self._wait(session)
             if self._committed != step:
                 raise SaveError(f"Step {step} was handed over to be saved, but was not committed.")
@@ -215,7 +224,7 @@ class Saving:
             self._committed = step
             assert self.store is not None
             logger.info("saved step %d in %s", step, self.store.url)
-            session._committed(step)
+            self._on_commit()
             for listener in self._listeners:
                 if _told(listener, "after_save", session, step):
                     logger.info("A CheckpointSaverListener requested that training be stopped. listener: %r", listener)
@@ -251,6 +260,3 @@ def _versions() -> dict[str, str]:
         "jax": jax.__version__,
         "python": platform.python_version(),
     }
-
-
-__all__ = ["ReplicaCheck", "Saving", "leaf_names"]

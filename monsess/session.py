@@ -42,7 +42,7 @@ from monsess.log import logger
 from monsess.placement import ReplicaCheck, on_first_device, place
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
-from monsess.saving import Saving, leaf_names
+from monsess.saving import SavePoint, Saving, leaf_names
 from monsess.scaffold import Scaffold
 from monsess.step import Step
 from monsess.step_context import StepContext
@@ -138,7 +138,7 @@ class MonitoredSession:
         self._fetcher = Fetcher()
         self._watches = Watches()
         self._coord = Coordinator(clean_stop_exception_types=())
-        self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep)
+        self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress())
         self._input = None if data is None else Input(data, self._layout, prefetch=prefetch, remainder=remainder)
 
         self._input_start: dict[str, Any] | None = None
@@ -501,35 +501,20 @@ class MonitoredSession:
         if self._agreement.save_agreed() and not self._unsaved_auxiliary:
             self._agreement.save_taken()
             start = clock.monotonic()
-            self._saving.save(self, self._content)
+            self._saving.save(self, self._save_point)
             self._save_seconds += clock.monotonic() - start
 
-    def _content(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the state: everything else that a resumed run needs."""
-        return {
-            "hooks": self._hooks.state_dicts(),
-            "input": None if self._input is None else self._input.position(),
-        }
-
-    def _gate(self, step: int) -> Callable[[], None]:
-        """What has to hold before the checkpoint of ``step`` is committed; called by the thread that writes it."""
-        dispatcher = self._dispatcher
-        hashes = self._replicas.dispatch(dispatcher.state, dispatcher.state_layout) if self._check_replicas else None
-        names = self._leaf_names
+    def _save_point(self) -> SavePoint:
+        """Everything that a resumed run needs, as of this step."""
+        step, state, names = self._global_step, self._dispatcher.state, self._leaf_names
+        hashes = self._replicas.dispatch(state, self._dispatcher.state_layout) if self._check_replicas else None
+        position = None if self._input is None else self._input.position()
 
         def gate() -> None:
             self._watches.run_through(step)
             self._replicas.check(hashes, names, step)
 
-        return gate
-
-    @property
-    def _replicated_state(self) -> Any:
-        return self._dispatcher.state
-
-    def _committed(self, step: int) -> None:
-        """A newer checkpoint shows progress: the budget of restarts is whole again."""
-        self._restarts.progress()
+        return SavePoint(state, {"hooks": self._hooks.state_dicts(), "input": position}, gate)
 
     def _settle(self) -> None:
         """Before a recovery: let saves end, and the coordinator's threads, shortly, and make it usable again."""
@@ -571,7 +556,7 @@ class MonitoredSession:
                 self._stopping.request(StopReason("REQUESTED", by="a thread") if by_thread else StopReason.BODY_LEFT)
             start = clock.monotonic()
             self._phase = "closing"
-            self._saving.finish(self, self._content)
+            self._saving.finish(self, self._save_point)
             self._save_seconds += clock.monotonic() - start
         except BaseException as error:
             self._leave_with_error(error)

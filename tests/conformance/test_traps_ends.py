@@ -119,6 +119,22 @@ def test_end_of_data_is_a_clean_end_wherever_it_is_raised(tmp_path, place):
 
 
 @trap("W-02")
+@pytest.mark.parametrize("method", ["begin", "after_create_session"])
+def test_end_of_data_before_the_first_run_is_a_clean_end_without_any(tmp_path, method):
+    """The constructor stands outside the with-block; it returns a session that has nothing to do."""
+    trace = []
+    hooks = [Recorder("A", trace, **{method: MyEnd("nothing to do")}), Recorder("B", trace)]
+    with ms.MonitoredTrainingSession(init_fn, hooks=hooks, checkpoint_dir=tmp_path) as sess:
+        assert sess.should_stop()
+        drive(sess)
+    assert [line for line in trace if "run" not in line] == [
+        *("A.begin", "B.begin", "A.after_create_session@0", "B.after_create_session@0", "B.end", "A.end")
+    ]
+    assert sess.stop_reason == ms.StopReason.END_OF_DATA
+    assert steps_of(tmp_path) == [0]
+
+
+@trap("W-02")
 def test_end_of_data_means_the_same_without_a_with_block(tmp_path):
     recorder = Recorder(before_run=MyEnd("enough"), at_step=1)
     sess = ms.MonitoredTrainingSession(init_fn, hooks=[recorder], checkpoint_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""Real servers on loopback for the tests that need one; each ends with the process that started it, however that ends."""
+"""Real servers on loopback for the tests that need one; each ends with the process that started it, however it ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def s3_server(folder: Path) -> Iterator[dict[str, Any]]:
     settings = {f"{name}.port": port for name, port in zip(names, ports[: len(names)], strict=True)}
     settings |= {f"{name}.port.grpc": port for name, port in zip(names, ports[len(names) :], strict=True)}
     with tempfile.TemporaryDirectory(prefix="weed-") as sockets, open(folder / "log", "wb") as log:
-        settings |= {f"{name}.localSocket": f"{sockets}/{name}" for name in ("s3", "filer")}  # their paths must be short
+        settings |= {
+            f"{name}.localSocket": f"{sockets}/{name}" for name in ("s3", "filer")
+        }  # short paths
         settings |= {"ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": folder, "s3.config": folder / "s3.json"}
         settings |= {"s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false"}
         settings |= {"master.volumeSizeLimitMB": 64, "volume.max": 20}
@@ -78,7 +80,7 @@ def s3_server(folder: Path) -> Iterator[dict[str, Any]]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": sockets},
+            env={"PATH": os.environ["PATH"], "HOME": str(folder)},
             cwd=folder,
         )
         try:
@@ -87,6 +89,8 @@ def s3_server(folder: Path) -> Iterator[dict[str, Any]]:
             assert process.stdin is not None
             process.stdin.close()
             process.wait(timeout=30)
+            for name, port in zip(names, ports[len(names) :], strict=True):  # made there whatever one tells it
+                Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 def _ready(process: subprocess.Popen[bytes], port: int, log: Path) -> dict[str, Any]:
