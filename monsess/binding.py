@@ -164,15 +164,16 @@ def bind(
 
 
 def _lay_out(value: Any, name: str, is_batch: bool, layout: Layout, remainder: str) -> tuple[Any, Any]:
+    what = "the batch" if is_batch else f"the argument {name!r}"
     leaves = jax.tree.leaves(value)
     if not is_batch and leaves and all(np.ndim(leaf) == 0 for leaf in leaves):
-        return jax.tree.map(layout.scalar, value), None
-    laid, mask, _ = layout.lay_out(value, what=name, remainder=remainder if is_batch else "error", place=False)
+        return jax.tree.map(lambda leaf: layout.scalar(leaf, what), value), None
+    laid, mask, _ = layout.lay_out(value, what=what, remainder=remainder if is_batch else "error", place=False)
     return laid, mask
 
 
 def _all_rows(placed: list[Any], layout: Layout) -> Any:
     leaves = jax.tree.leaves(placed[0]) if placed else []
     rows = leaves[0].shape[1] if leaves else 1
-    masked, _, _ = layout.lay_out(np.ones((layout.device_count * rows,), bool), what="mask")
+    masked, _, _ = layout.lay_out(np.ones((layout.device_count * rows,), bool), what="the mask")
     return jnp.asarray(masked)

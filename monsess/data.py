@@ -265,10 +265,11 @@ class Input:
         else:
             self._skip(own or positions[0], same_shard=own is not None)
             self._state = encode(self._source.read_state())
-            how = f"batches skipped in {clock.monotonic() - began:.1f} s"
+            seconds = clock.monotonic() - began
+            how = f"skipped in {seconds:.1f} s" if seconds > 1 else ""
         self._consumed = (own or positions[0])["consumed"]
         if self._consumed:
-            logger.info("The training input goes on after batch %d (%s).", self._consumed, how)
+            logger.info("the input goes on after batch %d%s", self._consumed, f" ({how})" if how else "")
 
     def _redistributed(self, positions: list[Mapping[str, Any]]) -> Any:
         before, now = positions[0]["process_count"], self._process_count

@@ -43,7 +43,7 @@ class Fetcher:
                 return _lookup(leaf, outputs, who)
             if callable(leaf):
                 if not views:
-                    views.append((on_first_device(state), on_first_device(outputs)))
+                    views.append((on_first_device(state), _gathered(outputs)))
                 try:
                     return self._function(leaf)(*views[0], **(feeds or {}))
                 except Exception as error:
@@ -57,6 +57,17 @@ class Fetcher:
         if function not in self._compiled:
             self._compiled[function] = jax.jit(function)
         return self._compiled[function]
+
+
+def _gathered(outputs: Any) -> Any:
+    """The outputs on the first device: a copy of the reduced ones, all parts of those that are one per device."""
+
+    def one(x: jax.Array) -> jax.Array:
+        if x.sharding.is_fully_replicated:
+            return x.addressable_data(0)
+        return jax.device_put(x, min(x.devices(), key=lambda device: device.id))
+
+    return jax.tree.map(one, outputs)
 
 
 def _lookup(name: str, outputs: Any, who: str) -> Any:

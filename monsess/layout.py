@@ -44,7 +44,7 @@ class Layout:
         self._may_alias = devices[0].platform == "cpu"
 
     def lay_out(
-        self, batch: Any, *, what: str = "batch", remainder: str = "error", place: bool = True
+        self, batch: Any, *, what: str = "the batch", remainder: str = "error", place: bool = True
     ) -> tuple[Any, jax.Array | None, int]:
         """Place ``batch`` on the devices.
 
@@ -95,11 +95,12 @@ class Layout:
             mask = placed.pop()
         return jax.tree_util.tree_unflatten(treedef, placed), mask, per_device
 
-    def scalar(self, x: Any) -> jax.Array:
+    def scalar(self, x: Any, what: str = "the argument") -> jax.Array:
         """Place a value without axes on every device.
 
         Args:
             x: A number, a 0-d array or a single typed PRNG key.
+            what: How messages call it.
 
         Returns:
             An array ``[n_devices]``, one element per device.
@@ -107,7 +108,7 @@ class Layout:
         Raises:
             BatchError: ``x`` has axes, or is nothing that a device can hold.
         """
-        leaf = self._as_array(x, x, 0, "argument")
+        leaf = self._as_array(x, x, 0, what)
         if leaf.ndim:
             raise BatchError(f"A value without axes was expected, found the shape {list(leaf.shape)}. Lay it out.")
         if isinstance(leaf, jax.Array):
@@ -138,7 +139,9 @@ class Layout:
 
     def _rows(self, leaves: list[Any], batch: Any, what: str) -> int:
         if not leaves:
-            raise BatchError(f"The {what} holds no arrays, found {batch!r:.80}. Expected leaves [local_batch, ...].")
+            raise BatchError(
+                f"{_capital(what)} holds no arrays, found {batch!r:.80}. Expected leaves [local_batch, ...]."
+            )
         for i, leaf in enumerate(leaves):
             if not leaf.ndim:
                 raise BatchError(
@@ -175,7 +178,7 @@ class Layout:
             )
         fitting = [str(n * self.device_count) for n in (per_device, per_device + 1) if n]
         raise BatchError(
-            f"{found}: its leading axis {rows} is not divisible by the {devices} of this process. Make the batch "
+            f"{found}: its leading axis {rows} is not divisible by the {devices} of this process. Make it "
             f"{' or '.join(fitting)} rows, or pass remainder='drop' or remainder='pad'. What counts are this "
             "process's devices (jax.local_device_count()), not all of the job's."
         )
@@ -245,7 +248,11 @@ def _on_one_device(leaf: jax.Array) -> jax.Array:
 
 def _name(batch: Any, index: int, what: str) -> str:
     path = jax.tree_util.tree_flatten_with_path(batch)[0][index][0]
-    return f"Leaf {jax.tree_util.keystr(path, simple=True, separator='/')!r} of the {what}" if path else f"The {what}"
+    return f"Leaf {jax.tree_util.keystr(path, simple=True, separator='/')!r} of {what}" if path else _capital(what)
+
+
+def _capital(what: str) -> str:
+    return what[0].upper() + what[1:]
 
 
 def _devices(count: int) -> str:

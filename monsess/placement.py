@@ -71,8 +71,8 @@ def _copy_leaves(leaves: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
-def _to_host(leaf: jax.Array) -> Any:
-    return leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.array(leaf)
+def _to_host(leaf: jax.Array) -> np.ndarray[Any, Any]:
+    return np.array(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
 
 
 class ReplicaCheck:

@@ -79,8 +79,8 @@ class Restarts:
         create: Restores or initialises the state and tells the hooks.
         reported: The error that a thread of the session has reported, or None. If it is transient it counts as the
             cause of whatever else fails.
-        settle: Lets saves in flight end, which may restore the budget, ends the session's threads and clears what they
-            reported.
+        settle: Lets saves in flight end, which may restore the budget.
+        forget_threads: Ends the session's threads and clears what they reported.
     """
 
     def __init__(
@@ -89,11 +89,13 @@ class Restarts:
         create: Callable[[], None],
         reported: Callable[[], BaseException | None],
         settle: Callable[[], None],
+        forget_threads: Callable[[], None],
     ) -> None:
         self._policy = policy
         self._create = create
         self._reported = reported
         self._settle = settle
+        self._forget_threads = forget_threads
         self._since_commit = 0
         #: int: how often the session has recovered.
         self.recoveries = 0
@@ -123,11 +125,16 @@ class Restarts:
                 if not self._recover(error):
                     raise
 
-    def look_at_threads(self) -> None:
-        """Recover now if a thread has reported a transient error; with the budget used up it surfaces at the end."""
+    def look_at_threads(self) -> BaseException | None:
+        """Recover from the transient errors that threads have reported.
+
+        Returns:
+            What a thread has reported and cannot be recovered from, or None.
+        """
         reported = self._reported()
-        if isinstance(reported, Exception) and self._policy.covers(reported):
-            self._recover(reported)
+        while isinstance(reported, Exception) and self._recover(reported):
+            reported = self._reported()
+        return reported
 
     def _settle_for(self, cause: Exception) -> None:
         try:
@@ -162,6 +169,7 @@ class Restarts:
             )
             clock.sleep(delay)
             try:
+                self._forget_threads()
                 self._create()
                 return True
             except Exception as again:

@@ -5,6 +5,8 @@ The shape is pluggy's: set-up in order, tear-down in reverse and for everyone, a
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -113,12 +115,18 @@ class HookRunner:
         return requests
 
     def after_run(self, context: SessionRunContext, results: Mapping[str, Any], nonfinite: Any) -> None:
-        """Call ``after_run`` in order, each hook with its own results."""
+        """Call ``after_run`` in order, each hook with its own results; the end of the data waits for all of them."""
         nothing = SessionRunValues(None, nonfinite)
+        ended: EndOfData | None = None
         for hook, key in self._after:
             context._chief_only = id(hook) in self._chief_only
             values = SessionRunValues(results[key], nonfinite) if key in results else nothing
-            self._call(hook, key, "after_run", context, values)
+            try:
+                self._call(hook, key, "after_run", context, values)
+            except EndOfData as end:
+                ended = end
+        if ended is not None:
+            raise ended
 
     def end(self, session: MonitoredSession) -> None:
         """Give every hook that began its clean ending, in reverse; raise the first error with the rest attached."""
@@ -138,15 +146,15 @@ class HookRunner:
         for hook, key in zip(self.hooks, self.keys, strict=True):
             if _overrides(hook, "state_dict"):
                 state = self._call(hook, key, "state_dict")
-                check_state_is_json(hook, state)
-                states[key] = state
+                # A copy: the hook goes on changing its own while this one is on its way to the store.
+                states[key] = json.loads(check_state_is_json(hook, state))
         return states
 
     def load_state_dicts(self, states: Mapping[str, Any]) -> None:
         """Give each hook back what was stored under its key."""
         for hook, key in zip(self.hooks, self.keys, strict=True):
             if key in states:
-                self._call(hook, key, "load_state_dict", states[key])
+                self._call(hook, key, "load_state_dict", copy.deepcopy(states[key]))
             elif states and _overrides(hook, "load_state_dict"):
                 logger.info("the checkpoint holds no state of hook %s; it starts afresh", key)
         unknown = [key for key in states if key not in self.keys]

@@ -205,7 +205,7 @@ class Saving:
             return
         try:
             for step in self._saver.wait():
-                self._committed = step
+                self._note_commit(step)
         except Exception as error:
             if error is not cause:
                 logger.error("a checkpoint in flight was lost: %s", error)
@@ -221,14 +221,17 @@ class Saving:
 
     def _tell(self, session: MonitoredSession, steps: list[int]) -> None:
         for step in steps:
-            self._committed = step
-            assert self.store is not None
-            logger.info("saved step %d in %s", step, self.store.url)
-            self._on_commit()
+            self._note_commit(step)
             for listener in self._listeners:
                 if _told(listener, "after_save", session, step):
                     logger.info("A CheckpointSaverListener requested that training be stopped. listener: %r", listener)
                     session.request_stop("a CheckpointSaverListener asked for it", everywhere=True)
+
+    def _note_commit(self, step: int) -> None:
+        assert self.store is not None
+        self._committed = step
+        logger.info("saved step %d in %s", step, self.store.url)
+        self._on_commit()
 
     def _refuse_skipped(self, step: int) -> None:
         assert self._saver is not None

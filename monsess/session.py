@@ -12,6 +12,7 @@ The loop is `MonitoredSession._run_once`; what surrounds it is how a session beg
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, final
@@ -26,7 +27,7 @@ from monsess.binding import bind, merge_feeds, move, wants_data
 from monsess.checkpoint import CheckpointOptions, Retention
 from monsess.checkpoint.restore import Restored
 from monsess.coordinator import Coordinator
-from monsess.data import Input
+from monsess.data import Input, Item
 from monsess.dispatch import Dispatcher, Outcome
 from monsess.errors import (
     EndOfData,
@@ -45,9 +46,13 @@ from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names
 from monsess.scaffold import Scaffold
 from monsess.step import Step
-from monsess.step_context import StepContext
+from monsess.step_context import LeaveStepFn, StepContext
 from monsess.stopping import Stopping
 from monsess.watch import Watches
+
+
+class _ThreadStoppedError(LeaveStepFn):
+    """Ends a wait for the input: a clean end, unless the thread has reported an error, which is then raised."""
 
 
 @final
@@ -73,7 +78,6 @@ class MonitoredSession:
     def _run_once(self, step: Step, args: tuple[Any, ...], with_hooks: bool) -> Any:
         """One run: batch, before_run, the step on all devices, after_run, and what was agreed on."""
         self._saving.poll(self)
-        outer, self._in_run = self._in_run, True
         counted = step.kind == "train" and step.steps_per_run > 0
         hooks = self._hooks if with_hooks and counted else self._no_hooks
 
@@ -81,14 +85,14 @@ class MonitoredSession:
         requests = hooks.before_run(context)
         feeds = merge_feeds(requests) if requests else {}
         takes_batch = self._input is not None and step.kind == "train" and wants_data(step, len(args), feeds)
-        item = self._input.peek() if takes_batch and self._input is not None else None
+        item = self._next_batch() if takes_batch else None
         layout = self._dispatcher.layout_for(step, self._layout)
         if item is not None and layout is not self._layout:
             item = move(item, layout)
         call = bind(step, args, feeds, layout, item, self._remainder)
 
         outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run)
-        if item is not None and self._input is not None:
+        if self._input is not None and item is not None:
             self._input.consume()
         if step.kind == "train":
             self._advance(step, outcome)
@@ -97,8 +101,7 @@ class MonitoredSession:
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
         hooks.after_run(context, results, outcome.nonfinite)
-        self._in_run = outer
-        if counted and with_hooks and not outer:
+        if counted and with_hooks:
             self._save_if_agreed()
         return outcome.outputs
 
@@ -146,11 +149,18 @@ class MonitoredSession:
         self._global_step = 0
         self._steps_run = 0
         self._restored_from: int | None = None
-        self._restarts = Restarts(recovery, self._create, lambda: self._coord.requested_exception, self._settle)
+        self._restarts = Restarts(
+            recovery,
+            self._create,
+            reported=lambda: self._coord.requested_exception,
+            settle=lambda: self._saving.settle(self),
+            forget_threads=self._forget_threads,
+        )
         self._unsaved_auxiliary = False
         self._checked_first_step = False
         self._in_call = False
         self._in_run = False
+        self._raised: BaseException | None = None  # what the newest failed call raised
         self._phase = "starting"
         self._outputs: Any = None
         self._leaf_names: list[str] = []
@@ -161,8 +171,6 @@ class MonitoredSession:
             self._stopping.at_end_of_data(self._hooks.begin())
             self._hook_states_at_begin = self._hooks.state_dicts()
             self._restarts.create()
-            url = None if self._saving.store is None else self._saving.store.url
-            announce_start(self.run_id, self._restored_from, self._layout.device_count, self.process_count, url)
             if self._stopping.reason is None:
                 self._saving.open_for_writing()
         except BaseException as error:
@@ -195,7 +203,7 @@ class MonitoredSession:
             SaveError: A save that was accepted earlier was lost.
         """
         self._require_open(step)
-        return self._call(lambda: self._run_once(step, args, with_hooks=True))
+        return self._call(lambda: self._run_guarded(step, args, with_hooks=True))
 
     def run_without_hooks(self, step: Step, *args: Any) -> Any:
         """Run a step as `run` does, but trigger no hook and no save.
@@ -214,7 +222,7 @@ class MonitoredSession:
             EndOfData: As in `run`, like the other errors there.
         """
         self._require_open(step)
-        return self._call(lambda: self._run_once(step, args, with_hooks=False))
+        return self._call(lambda: self._run_guarded(step, args, with_hooks=False))
 
     def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         """Call ``step_fn(step_context)``, which runs steps with or without hooks and may ask for a stop.
@@ -267,14 +275,19 @@ class MonitoredSession:
         """
         if self._phase == "closed":
             return True
+        reported = None if self._in_call else self._restarts.look_at_threads()
         if not self._in_call:
-            self._restarts.look_at_threads()
             self._stopping.take_up()
-        reported = self._coord.requested_exception
         if reported is not None:
-            self._stopping.request(StopReason("ERROR", f"{type(reported).__name__}: {reported}", "a thread"))
-        if self._stopping.reason is None and self._input is not None and self._input.ended():
-            self._stopping.at_end_of_data(EndOfData())
+            self._stopping.request(StopReason("ERROR", _shown(reported), "a thread"))
+        if self._input is not None and not self.stop_requested:
+            try:
+                if self._input.ended(self._look_at_threads):
+                    self._stopping.at_end_of_data(EndOfData())
+            except _ThreadStoppedError:
+                pass
+        if self._stopping.reason is None and self._coord.requested_exception is not None and not self._in_call:
+            return self.should_stop()  # a thread has failed just now
         return self.stop_requested
 
     def request_stop(self, reason: Any = None, everywhere: bool = False) -> None:
@@ -321,7 +334,16 @@ class MonitoredSession:
 
     def close(self) -> None:
         """End the session cleanly: commit the final step, end the hooks. Calling it again does nothing."""
-        if self._phase == "open":
+        if self._in_run:
+            raise MonsessError(
+                "close() was called inside a run, by a hook. Ask for a stop with request_stop(); the session closes "
+                "when the with-block is left."
+            )
+        if self._phase != "open":
+            return
+        if self._raised is not None and sys.exception() is self._raised:
+            self._leave_with_error(self._raised)  # try: run ... finally: close() - an error never saves
+        else:
             self._leave_cleanly()
 
     # ---- what can be read
@@ -419,14 +441,17 @@ class MonitoredSession:
         # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
         restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
         if restored is None and self.recoveries and not self._allow_reinit:
+            where = "Pass checkpoint_dir=" if self._saving.store is None else "Save more often"
             raise MonsessError(
-                "There is no checkpoint to recover from. Pass checkpoint_dir=, or allow starting again from step 0 "
-                "with Recovery(allow_reinit=True)."
+                f"There is no checkpoint to recover from yet. {where}, or allow starting again from step 0 with "
+                "Recovery(allow_reinit=True)."
             )
         state = initial_state(self._scaffold, restored, self._checkpoint_options.convert)
         step = 0 if restored is None else restored.step
         self._global_step = step
         self._restored_from = None if restored is None else step
+        url = None if self._saving.store is None else self._saving.store.url
+        announce_start(self.run_id, self._restored_from, self._layout.device_count, self.process_count, url)
         self._dispatcher.put_state(place(state, self._layout), self._layout, step)
         self._leaf_names = leaf_names(self.state)
         self._watches.clear()
@@ -435,10 +460,11 @@ class MonitoredSession:
         self._outputs = None
         self._saving.start(self._dispatcher.state, restored)
         self._position_input(restored)
-        if restored is not None:
-            self._hooks.load_state_dicts(restored.session["hooks"])
-        elif self.recoveries:
-            self._hooks.load_state_dicts(self._hook_states_at_begin)
+        stored = {} if restored is None else restored.session["hooks"]
+        if self.recoveries:
+            stored = {**self._hook_states_at_begin, **stored}  # a hook that the checkpoint does not know begins again
+        if restored is not None or self.recoveries:
+            self._hooks.load_state_dicts(stored)
         self._stopping.at_end_of_data(self._hooks.after_create_session(self, self._coord))
         self._stopping.look_at_limit(step)
 
@@ -472,8 +498,38 @@ class MonitoredSession:
         except EndOfData as end:
             self._stopping.at_end_of_data(end)
             raise
+        except BaseException as error:
+            self._raised = error
+            raise
         finally:
-            self._in_call = self._in_run = False
+            self._in_call = False
+
+    def _run_guarded(self, step: Step, args: tuple[Any, ...], with_hooks: bool) -> Any:
+        """A run that knows whether it is made inside another one, by a hook."""
+        outer = self._in_run
+        if outer and with_hooks and step.kind == "train":
+            raise MonsessError(
+                "run() of a train step inside a run, from a hook, would call the hooks without end. Use "
+                "run_without_hooks(step)."
+            )
+        self._in_run = True
+        try:
+            return self._run_once(step, args, with_hooks)
+        finally:
+            self._in_run = outer
+
+    def _next_batch(self) -> Item:
+        assert self._input is not None
+        try:
+            return self._input.peek(self._look_at_threads)
+        except _ThreadStoppedError:
+            self._coord.raise_requested_exception()
+            raise
+
+    def _look_at_threads(self) -> None:
+        """While the input is waited for: leave the wait if a thread has stopped the session, for an error or not."""
+        if self._coord.should_stop():
+            raise _ThreadStoppedError("A thread has stopped the session while it waited for the input.")
 
     def _advance(self, step: Step, outcome: Outcome) -> None:
         """Count a dispatched train step and stop at the limit."""
@@ -516,9 +572,8 @@ class MonitoredSession:
 
         return SavePoint(state, {"hooks": self._hooks.state_dicts(), "input": position}, gate)
 
-    def _settle(self) -> None:
-        """Before a recovery: let saves end, and the coordinator's threads, shortly, and make it usable again."""
-        self._saving.settle(self)
+    def _forget_threads(self) -> None:
+        """At a recovery: end the coordinator's threads, shortly, and make it usable again."""
         self._stop_threads(grace=min(self._grace, 10.0))
         self._coord.clear_stop()
 
@@ -583,7 +638,7 @@ class MonitoredSession:
     def _leave_with_error(self, error: BaseException) -> None:
         """The other end: hooks get on_error, saves in flight may finish, nothing new is saved."""
         self._phase = "closing"
-        self._stopping.request(StopReason("ERROR", f"{type(error).__name__}: {error}"))
+        self._stopping.request(StopReason("ERROR", _shown(error)))
         self._note_thread_error(error)
         try:
             self._hooks.on_error(self, error)
@@ -624,6 +679,11 @@ class MonitoredSession:
         if self._phase == "closing":
             raise SessionClosedError("The session is ending: hooks may still run eval steps, but no train step.")
         self._stopping.require_none()
+
+
+def _shown(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _copy(leaf: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ class StepContext:
             The step's outputs.
         """
         self._session._require_open(step)
-        return self._session._run_once(step, args, with_hooks=True)
+        return self._session._run_guarded(step, args, with_hooks=True)
 
     def request_stop(self, reason: Any = None) -> NoReturn:
         """Leave the function at once and end the session cleanly.

@@ -42,13 +42,14 @@ class Stopping:
         """Stop if ``step`` has reached the limit."""
         if self._limit is not None and step >= self._limit[0]:
             last, by = self._limit
-            self.request(StopReason("LAST_STEP", f"step {step} has reached the last step {last}", by), everywhere=True)
+            text = f"last step {last} reached" if step == last else f"step {step} has reached the last step {last}"
+            self.request(StopReason("LAST_STEP", text, by), everywhere=True)
 
     def at_end_of_data(self, end: EndOfData | None) -> None:
         """Stop because the input, or whoever raised ``end``, has ended; a step function that is left did so itself."""
         if end is not None and not isinstance(end, LeaveStepFn):
             self._ended = True
-            self.request(StopReason("END_OF_DATA", str(end), "the input"))
+            self.request(StopReason("END_OF_DATA", str(end)))
 
     def roll_back(self) -> None:
         """At a recovery: what follows from step and input is found anew; a request waits for the repeated run."""

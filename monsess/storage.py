@@ -34,6 +34,10 @@ _PERMANENT: tuple[type[BaseException], ...] = (
     AttributeError,
     NotImplementedError,
 )
+#: Stores whose first part of the path is a bucket or container and that have no directories.
+_BUCKETS = {"s3", "gs", "abfs"}
+#: The store works and says no; a fresh filesystem object, which takes a second of CPU at S3, would say the same.
+_ANSWERS = (FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 _PERMANENT_ERRNO = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
 
 
@@ -65,6 +69,13 @@ class _Fsspec:
             filesystem = filesystem.fs  # a cache of contents would hide what another process wrote
         self._fs: Any = filesystem
         self._root = str(root).rstrip("/")
+        protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
+        self._in_bucket = not _BUCKETS.isdisjoint(protocols)
+        #: An asynchronous filesystem works in one thread of its own, whoever calls it.
+        self.for_all_threads = bool(getattr(filesystem, "async_impl", False))
+        cache = getattr(filesystem, "dircache", None)
+        if cache is not None and hasattr(cache, "use_listings_cache"):
+            cache.use_listings_cache = False  # one thread's listing must not answer another thread's later question
 
     def _path(self, rel: str) -> str:
         return f"{self._root}/{rel}" if rel else self._root
@@ -123,6 +134,8 @@ class _Fsspec:
         try:
             return write(path)
         except FileNotFoundError:  # a store with real directories: made only when they are found missing
+            if self._in_bucket:
+                raise  # there are none; makedirs would make a bucket of whatever name was mistyped
             self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             return write(path)
 
@@ -161,6 +174,8 @@ class Storage:
         self._stall_secs = stall_secs
         self._workers = Workers(workers, "monsess-storage")
         self._own = threading.local()
+        self._making = threading.Lock()
+        self._shared: tuple[Any, _Backend] | None = None  # a filesystem object for all threads
         self._generation = 0
         #: str | None: the absolute path, if the directory is on a local file system.
         self.local_path = _local_path(self.url)
@@ -340,7 +355,8 @@ class Storage:
                     raise
                 raise self._error(verb, rel, error) from error
             except Exception as error:
-                self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
+                if not isinstance(error, _ANSWERS):
+                    self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
                 if isinstance(error, StorageError):
                     raise
                 if not left or _is_permanent(error):
@@ -349,11 +365,18 @@ class Storage:
         raise AssertionError("unreachable")
 
     def _backend(self) -> _Backend:
-        made = getattr(self._own, "made", None)
         key = (self._generation, os.getpid())
-        if made is None or made[0] != key:
-            backend = LocalFiles(self.local_path) if self.local_path is not None else _Fsspec(self.url, self._options)
-            made = self._own.made = (key, backend)
+        with self._making:
+            if self._shared is not None and self._shared[0] == key:
+                return self._shared[1]
+            made = getattr(self._own, "made", None)
+            if made is None or made[0] != key:
+                backend = (
+                    LocalFiles(self.local_path) if self.local_path is not None else _Fsspec(self.url, self._options)
+                )
+                made = self._own.made = (key, backend)
+                if isinstance(backend, _Fsspec) and backend.for_all_threads:
+                    self._shared = made
         return cast("_Backend", made[1])
 
     def _error(self, verb: str, rel: str, error: BaseException) -> StorageError:

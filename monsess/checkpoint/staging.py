@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -47,13 +48,29 @@ class StagingDirectory:
             self._release()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         self._release()
 
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _remove(path: str) -> None:
+    """Remove a staging directory, its lock last: one that is cut off half-way can still be told for a dead one."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            inside = os.path.join(path, name)
+            if name == _LOCK:
+                continue
+            if os.path.isdir(inside) and not os.path.islink(inside):
+                shutil.rmtree(inside, ignore_errors=True)
+            else:
+                os.unlink(inside)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, _LOCK))
+        os.rmdir(path)
 
 
 def remove_dead(parent: str | None) -> None:
@@ -68,6 +85,9 @@ def remove_dead(parent: str | None) -> None:
         try:
             with open(os.path.join(path, _LOCK), "rb+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # an empty one only: whoever is about to lock it makes another
         except OSError:
             continue  # its process is alive, or it is somebody else's

@@ -270,6 +270,12 @@ class CheckpointStore:
         except FileNotFoundError:
             return set()
 
+    def _has_files(self, folder: str) -> bool:
+        try:
+            return bool(self._storage.walk(folder))
+        except FileNotFoundError:
+            return False
+
     def _session_of(self, folder: str) -> dict[str, Any] | None:
         """The session.json in ``folder``; None if there is none, ``{}`` if it is not readable as JSON."""
         try:

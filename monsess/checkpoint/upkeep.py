@@ -16,6 +16,7 @@ from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
 
 _SLOW_SECS = 5.0
+_ALWAYS = 1  # things done after each commit however much hurry there is, so that no more is added than taken away
 
 
 class Upkeep:
@@ -49,12 +50,13 @@ class Upkeep:
             survey = self._store._survey(self._known)
             self._known = dict(survey.committed)
             self._known.setdefault(record.step, record)
-            for work in [*self._leftovers(survey), *self._surplus(record)]:
+            surplus, leftovers = self._surplus(record), self._leftovers(survey)
+            for done, work in enumerate([*surplus[:1], *leftovers, *surplus[1:], self._remove_dead_staging], start=1):
                 begun = time.monotonic()
                 work()
                 if time.monotonic() - begun > _SLOW_SECS:
                     self._warn("slow", "Deleting old checkpoints in %s is slow.", self._store.url)
-                if hurry():
+                if done > _ALWAYS and hurry():
                     return
         except Exception as error:  # deletion never stops training
             self._warn(
@@ -89,11 +91,12 @@ class Upkeep:
             session = self._store._session_of(str(step))
             if session is not None and session.get("run_id") == self._writer.run_id:
                 work.append(lambda s=step: self._store._delete_step(s))
+            elif not self._store._has_files(str(step)):
+                work.append(lambda s=step: self._store._delete_step(s))  # directories of a deletion that was cut off
             else:
                 self._looked_at.add(step)
         local = self._store._storage.local_path
         if local is None:
-            work.append(lambda: remove_dead(self._writer.staging_dir))
             return work
         for name in survey.staging:
             session = self._store._session_of(name)
@@ -107,6 +110,10 @@ class Upkeep:
                 path = os.path.join(local, name)
                 work.append(lambda p=path: os.unlink(p))
         return work
+
+    def _remove_dead_staging(self) -> None:
+        if self._store._storage.local_path is None:
+            remove_dead(self._writer.staging_dir)
 
     def _warn(self, kind: str, text: str, *values: object) -> None:
         if kind not in self._warned:

@@ -118,6 +118,17 @@ def test_end_of_data_is_a_clean_end_wherever_it_is_raised(tmp_path, place):
     assert sess.stop_reason.name == ("BODY_LEFT" if place == "body" else "END_OF_DATA")
 
 
+@trap("W-02", "W-50")
+def test_end_of_data_in_after_run_hides_the_step_from_no_hook(tmp_path):
+    """The step is made and will be committed, so every hook has to see it before."""
+    trace = []
+    hooks = [Recorder("A", trace, after_run=MyEnd("enough"), at_step=2), Recorder("B", trace)]
+    with ms.MonitoredTrainingSession(init_fn, hooks=hooks, checkpoint_dir=tmp_path) as sess:
+        drive(sess)
+    assert trace[-4:] == ["A.after_run@2", "B.after_run@2", "B.end", "A.end"]
+    assert steps_of(tmp_path) == [2]
+
+
 @trap("W-02")
 @pytest.mark.parametrize("method", ["begin", "after_create_session"])
 def test_end_of_data_before_the_first_run_is_a_clean_end_without_any(tmp_path, method):

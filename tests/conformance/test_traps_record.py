@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
+import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +88,38 @@ def test_warnings_are_counted_by_session_and_not_by_process(caplog):
         assert sum(record.levelno == logging.WARNING for record in caplog.records) == n
 
 
+@trap("W-55")
+@pytest.mark.parametrize("way", ["clean", "error", "abandoned"])
+def test_nothing_holds_on_to_a_session_that_nobody_holds(tmp_path, way):
+    """No registry, cache or thread keeps the session, its hooks or its arrays alive."""
+    gc.collect()
+    arrays = len(jax.live_arrays())
+
+    def live_and_die():
+        hook = ms.NanTensorHook()
+        sess = ms.MonitoredTrainingSession(
+            init_fn, hooks=[hook], data=[ONES] * 9, checkpoint_dir=tmp_path, save_checkpoint_steps=1
+        )
+        sess.run(train_n)
+        if way == "clean":
+            sess.close()
+        if way == "error":
+            try:
+                with sess:
+                    raise KeyError("mine")
+            except KeyError:
+                pass
+        return weakref.ref(sess), weakref.ref(hook)
+
+    session, hook = live_and_die()
+    deadline = time.monotonic() + 30
+    while (session() or hook() or len(jax.live_arrays()) > arrays) and time.monotonic() < deadline:
+        gc.collect()  # the threads that read and write notice the end within moments
+    assert session() is None
+    assert hook() is None
+    assert len(jax.live_arrays()) <= arrays
+
+
 # ---- W-56: what happened
 
 
@@ -92,8 +127,8 @@ def test_warnings_are_counted_by_session_and_not_by_process(caplog):
 @pytest.mark.parametrize(
     ("how", "name", "text"),
     [
-        ("limit", "LAST_STEP", "step 2 has reached the last step 2 (StopAtStepHook)"),
-        ("data", "END_OF_DATA", "the input has ended (the input)"),
+        ("limit", "LAST_STEP", "last step 2 reached (StopAtStepHook)"),
+        ("data", "END_OF_DATA", "the input has ended"),
         ("asked", "REQUESTED", "low enough"),
         ("left", "BODY_LEFT", "the with-block was left"),
         ("error", "ERROR", "KeyError: 'mine'"),

@@ -15,6 +15,7 @@ from traps import (
     endings,
     init_fn,
     recovery,
+    session,
     steps_of,
     trap,
 )
@@ -101,6 +102,17 @@ def test_without_a_checkpoint_a_recovery_is_refused(tmp_path):
 
 
 @trap("W-13")
+def test_without_a_commit_yet_a_recovery_is_refused_too(tmp_path):
+    """A directory is not enough: going on from step 0 would be the silent restart all the same."""
+    with pytest.raises(ms.MonsessError, match="no checkpoint") as caught:
+        with session(tmp_path, FailsAt(3), save_checkpoint_steps=100, recovery=recovery()) as sess:
+            drive(sess)
+    assert str(tmp_path) in str(caught.value)
+    assert "Pass checkpoint_dir" not in str(caught.value)
+    assert steps_of(tmp_path) == []
+
+
+@trap("W-13")
 def test_starting_again_from_nothing_has_to_be_asked_for():
     counter = CountsRuns()
     with ms.MonitoredTrainingSession(
@@ -166,6 +178,16 @@ def test_a_hook_without_anything_to_remember_is_not_left_with_a_later_state(tmp_
     ) as sess:
         drive(sess)
     assert found == [(0, {}), (1, {})]
+
+
+@trap("W-14")
+def test_a_hook_that_the_checkpoint_does_not_know_goes_back_to_its_beginning(tmp_path):
+    with session(tmp_path, ms.StopAtStepHook(last_step=2)) as sess:
+        drive(sess)
+    counter = CountsRuns()
+    with session(tmp_path, counter, FailsAt(4), ms.StopAtStepHook(last_step=5), recovery=recovery()) as sess:
+        drive(sess)
+    assert counter.seen == [(3, 1), (4, 2), (3, 1), (4, 2), (5, 3)]
 
 
 @trap("W-14")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+
 import jax
 import pytest
 import toy
@@ -79,6 +80,21 @@ def test_a_repeated_step_function_gets_a_session_that_works(tmp_path):
         assert sess.run_step_fn(step_fn) in (3.0, 4.0)
         assert sess.recoveries == 1
         assert sess.global_step == seen[-1] == float(sess.state["n"])
+
+
+@trap("W-16")
+def test_an_error_caught_inside_a_step_function_holds_no_save_back(tmp_path):
+    def step_fn(step_context):
+        with pytest.raises(KeyError):
+            step_context.run_with_hooks(count)
+        for _ in range(4):
+            step_context.run_with_hooks(count)
+
+    hooks = [Recorder(before_run=KeyError("once"))]
+    with ms.MonitoredTrainingSession(init_fn, hooks=hooks, checkpoint_dir=tmp_path, save_checkpoint_steps=2) as sess:
+        sess.run_step_fn(step_fn)
+        sess.run(count)
+    assert steps_of(tmp_path) == [2, 4, 5]
 
 
 @trap("W-17")

@@ -60,9 +60,9 @@ def test_killed_again_at_the_first_accesses_of_a_restart(store, workers, cache, 
 
 
 def plant_leftovers(folder):
-    """All shapes of what killed saves and killed deletions leave, beside a committed step 4."""
+    """All shapes of what killed saves and killed deletions leave, beside a committed step."""
     root = Path(folder, "checkpoints")
-    session = (root / "4" / "session.json").read_bytes()
+    session = (root / str(assert_sound(folder)[-1]) / "session.json").read_bytes()
     for name in (".staging-98-dead", ".staging-99-dead", "7", "9"):
         (root / name / "default" / "d").mkdir(parents=True)
     (root / ".staging-97-dead").mkdir()
@@ -80,7 +80,6 @@ def test_killed_while_it_tidies_up_the_next_attempt_does_it(workers, cache, stra
     def kill_and_resume(attempt, number):
         last = dataclasses.replace(SHORT, cache=cache, last_step=8, folder=workers.folder("tidying"))
         assert attempt(dataclasses.replace(last, kill="after_save", at=4)) == SIGKILLED
-        assert assert_sound(last.folder)[-1] >= 4
         plant_leftovers(last.folder)
         if number is None:
             finish(attempt, last, expected, keep=True)

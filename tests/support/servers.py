@@ -68,11 +68,10 @@ def s3_server(folder: Path) -> Iterator[dict[str, Any]]:
     settings = {f"{name}.port": port for name, port in zip(names, ports[: len(names)], strict=True)}
     settings |= {f"{name}.port.grpc": port for name, port in zip(names, ports[len(names) :], strict=True)}
     with tempfile.TemporaryDirectory(prefix="weed-") as sockets, open(folder / "log", "wb") as log:
-        settings |= {
-            f"{name}.localSocket": f"{sockets}/{name}" for name in ("s3", "filer")
-        }  # short paths
         settings |= {"ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": folder, "s3.config": folder / "s3.json"}
-        settings |= {"s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false"}
+        settings |= {"s3.localSocket": f"{sockets}/s3", "filer.localSocket": f"{sockets}/filer"}  # short enough paths
+        settings |= {"s3.port.iceberg": 0, "s3.port.lance": 0}  # 0: off
+        settings |= {"s3.autoCreateBucket": "false", "master.telemetry": "false"}
         settings |= {"master.volumeSizeLimitMB": 64, "volume.max": 20}
         command = [weed, "server", "-s3", *(f"-{name}={value}" for name, value in settings.items())]
         process = subprocess.Popen(

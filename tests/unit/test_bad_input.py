@@ -229,6 +229,23 @@ def test_a_batch_that_does_not_fit(way, batch, parts):
             sess.request_stop()
 
 
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        (np.ones(3), ["'rate'", "[3]", "4 local devices", "4 rows"]),
+        ("fast", ["'rate'", "dtype <U4"]),
+        (None, ["'rate'", "found None"]),
+    ],
+    ids=["rows", "text", "None"],
+)
+def test_a_further_argument_that_does_not_fit(value, parts):
+    step = ms.train_step(lambda state, batch, rate: (state, {}))
+    error = refused(ms.BatchError, *parts, call=lambda: run(step, ONES, value))
+    assert "the batch" not in str(error)
+    run(step, ONES, 0.5)
+    run(step, ONES, np.ones(4))
+
+
 def test_a_session_goes_on_after_a_bad_batch():
     with ms.MonitoredTrainingSession(init_fn) as sess:
         with pytest.raises(ms.BatchError):
@@ -289,7 +306,7 @@ def test_run_after_stop_after_the_end_of_data_and_after_close():
         for again in (sess.run, sess.run_without_hooks):
             refused(
                 ms.RunAfterStopError,
-                "step 1 has reached the last step 1",
+                "last step 1 reached",
                 "while not sess.should_stop()",
                 call=lambda again=again: again(count),
             )

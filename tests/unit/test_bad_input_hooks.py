@@ -269,3 +269,41 @@ def test_a_state_of_a_hook_that_cannot_be_stored_is_refused_at_construction(stat
 )
 def test_listeners_that_are_none(listeners, parts):
     refused(ms.HookError, *parts, call=lambda: ms.CheckpointSaverHook(save_steps=1, listeners=listeners))
+
+
+# ---- what a hook must not do inside a run
+
+
+@pytest.mark.parametrize("method", ["before_run", "after_run"])
+def test_a_hook_cannot_close_the_session_inside_a_run(tmp_path, method):
+    """The others have not seen the step yet, so an ending now would be too early, and so would the commit."""
+    trace = []
+
+    class Closes(ms.SessionRunHook):
+        pass
+
+    class Sees(ms.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            trace.append("after_run")
+
+        def end(self, session):
+            trace.append("end")
+
+        def on_error(self, session, error):
+            trace.append("on_error")
+
+    setattr(Closes, method, lambda self, run_context, *_: run_context.session.close())
+    hooks = [Closes(), Sees()]
+    refused(ms.MonsessError, "close()", "request_stop", call=lambda: run(count, hooks=hooks, checkpoint_dir=tmp_path))
+    assert trace == ["on_error"]
+    assert ms.CheckpointStore(tmp_path).steps() == []
+
+
+@pytest.mark.parametrize("method", ["before_run", "after_run"])
+def test_a_hook_that_runs_a_train_step_is_told_how(method):
+    class Trains(ms.SessionRunHook):
+        pass
+
+    setattr(Trains, method, lambda self, run_context, *_: run_context.session.run(count))
+    error = refused(ms.MonsessError, "run_without_hooks", call=lambda: run(count, hooks=[Trains()]))
+    assert len(error.__notes__) < 5

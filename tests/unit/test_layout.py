@@ -173,8 +173,8 @@ def test_drop_with_fewer_rows_than_devices_is_an_error(layout):
             {"a": {"x": np.zeros((6, 2))}},
             r"Leaf 'a/x' of the batch has the shape \[6, 2\].* 6 is not divisible by the 4 local",
         ),
-        (np.zeros((3, 2)), r"The batch has the shape \[3, 2\].*Make the batch 4 rows, or pass remainder='drop'"),
-        ({"x": np.zeros((8, 2)), "y": [np.zeros(4)]}, r"'x' .* \[8, 2\], Leaf 'y/0' of the batch \[4\]"),
+        (np.zeros((3, 2)), r"The batch has the shape \[3, 2\].*Make it 4 rows, or pass remainder='drop'"),
+        ({"x": np.zeros((8, 2)), "y": [np.zeros(4)]}, r"'x' .* \[8, 2\]\. Leaf 'y/0' of the batch has \[4\]"),
         ({"x": 3.0}, r"'x' .* no leading axis.*4 local devices.*float64"),
         ({"x": np.array(["a"] * N)}, r"'x' .* dtype <U1"),
         ({"x": np.zeros(N, [("a", "f4")])}, r"'x' .* dtype"),
@@ -191,7 +191,7 @@ def test_messages_name_leaf_shape_and_devices(layout, batch, message):
 
 def test_what_a_message_calls_the_batch(layout):
     with pytest.raises(BatchError, match="Leaf '0' of the argument 'extra'"):
-        layout.lay_out([np.zeros(5)], what="argument 'extra'")
+        layout.lay_out([np.zeros(5)], what="the argument 'extra'")
 
 
 def test_unreadable_leaves_name_their_path(layout):
