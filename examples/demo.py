@@ -69,6 +69,12 @@ def accuracy_of(lines: list[str]) -> float:
     return next(float(line.split()[-1]) for line in reversed(lines) if line.startswith("test accuracy"))
 
 
+def curve_of(lines: list[str]) -> dict[str, str]:
+    """What was logged at which step."""
+    found = (re.search(r"(accuracy = .*), step = (\d+)", line) for line in lines)
+    return {match.group(2): match.group(1) for match in found if match}
+
+
 def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
     """All that a leaf is: dtype, shape and bytes; of a typed key, those of its data."""
     if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype(bool)), jax.dtypes.prng_key):
@@ -98,7 +104,7 @@ def main() -> int:
         straight, disturbed = Path(scratch, "straight"), Path(scratch, "disturbed")
 
         say(f"1. A straight run: {LAST_STEP} steps on four emulated devices, a checkpoint every {SAVE_STEPS} steps.")
-        train("straight", straight)
+        wanted = curve_of(train("straight", straight))
 
         say(f"2. The same run, killed by SIGKILL somewhat after step {kill_step} (chosen by --seed {seed}).")
 
@@ -110,7 +116,7 @@ def main() -> int:
             time.sleep(chance.uniform(0.0, 0.2))  # at no particular place
             return True
 
-        train("killed", disturbed, kill_when)
+        before = train("killed", disturbed, kill_when)
 
         say("3. The same command again.")
         lines = train("resumed", disturbed)
@@ -122,13 +128,16 @@ def main() -> int:
             print(f"the last checkpoints are of the steps {steps}, not {LAST_STEP}; restored step: {restored}")
             return 1
         differing = differing_leaves(straight, disturbed)
+        curve = curve_of(before) | curve_of(lines)
+        same = sum(curve.get(step) == value for step, value in wanted.items())
         accuracy = accuracy_of(lines)
         for path in differing:
             print(f"differs: {path}")
         print(f"restored step {restored}, went on to step {LAST_STEP}")
+        print(f"{same} of {len(wanted)} logged lines as in the uninterrupted run")
         print(f"same bits as the uninterrupted run: {'no' if differing else 'yes'}")
         print(f"test accuracy: {accuracy:.4f} (at least {WANTED_ACCURACY} wanted)")
-        return 1 if differing or accuracy < WANTED_ACCURACY else 0
+        return 1 if differing or same < len(wanted) or accuracy < WANTED_ACCURACY else 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ class GlobalStepWaiterHook(SessionRunHook):
         wait_until_step: The step to wait for; 0: no wait.
         timeout_secs: Seconds to wait at most, above 0.
         step_fn: Called every half second without arguments; returns the other run's step as an int, or None while
-            there is none, such as ``lambda: ms.latest_checkpoint(url)``.
+            there is none. With ``store = ms.CheckpointStore(url)``, ``lambda: max(store.steps(), default=None)`` does;
+            `latest_checkpoint` would read every byte of a checkpoint each time.
 
     Raises:
         ValueError: An argument is no such number or callable.
@@ -88,8 +89,8 @@ class GlobalStepWaiterHook(SessionRunHook):
             raise MonsessError(
                 f"GlobalStepWaiterHook waits for step {self._target}, but this session is at step "
                 f"{run_context.global_step} and only its own runs advance it, so the wait would never end. Pass "
-                "step_fn=, which says where another run is (such as lambda: monsess.latest_checkpoint(url)), or leave "
-                "the hook out: all processes of one job run the same step."
+                "step_fn=, which says where another run is (with store = monsess.CheckpointStore(url) that is lambda: "
+                "max(store.steps(), default=None)), or leave the hook out: all processes of one job run the same step."
             )
         start = line_at = clock.monotonic()
         step = line_step = self._step_fn() or 0

@@ -202,6 +202,12 @@ class Input:
         self._failure = None
         self._reader = Reader(self._source, self._layout, self._remainder, self._consumed)
 
+    def lay_out_for(self, layout: Layout) -> None:
+        """Lay the batches out for other devices, from the next one on; where `can_rewind`."""
+        position = self.position()
+        self._layout = layout
+        self.restore(position)
+
     def close(self) -> None:
         """End the thread and close the source's iterator; a source that blocks is left to its (daemon) thread."""
         if self._closed:

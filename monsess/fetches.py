@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from monsess.errors import FetchError
+from monsess.log import logger
 from monsess.placement import on_first_device
 from monsess.reduction import output_names
+
+_MOST_FUNCTIONS = 64
 
 
 class Fetcher:
     """Evaluates fetches; a callable is compiled once and run only when it is asked for."""
 
     def __init__(self) -> None:
-        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._compiled: OrderedDict[Callable[..., Any], Callable[..., Any]] = OrderedDict()
+        self._warned = False
 
     def __call__(self, fetches: Any, state: Any, outputs: Any, who: str, feeds: Mapping[str, Any] | None = None) -> Any:
         """Evaluate ``fetches``.
@@ -45,18 +50,33 @@ class Fetcher:
                 if not views:
                     views.append((on_first_device(state), _gathered(outputs)))
                 try:
-                    return self._function(leaf)(*views[0], **(feeds or {}))
+                    return self._function(leaf, who)(*views[0], **(feeds or {}))
                 except Exception as error:
                     error.add_note(f"Raised by a function that {who} fetches; it is called as f(state, outputs).")
                     raise
             raise FetchError(f"{who} fetches {leaf!r}: a fetch is an output's name or a function f(state, outputs).")
 
-        return jax.tree.map(one, fetches)
+        return jax.tree.map(one, fetches, is_leaf=callable)
 
-    def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if function not in self._compiled:
-            self._compiled[function] = jax.jit(function)
-        return self._compiled[function]
+    def _function(self, function: Callable[..., Any], who: str) -> Callable[..., Any]:
+        try:
+            compiled = self._compiled.get(function)
+        except TypeError:
+            raise FetchError(f"{who} fetches {function!r}, which cannot be hashed. Use a plain function.") from None
+        if compiled is not None:
+            self._compiled.move_to_end(function)
+            return compiled
+        compiled = self._compiled[function] = jax.jit(function)
+        if len(self._compiled) > _MOST_FUNCTIONS:
+            self._compiled.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s fetches a new function with every run, and each is compiled. Make the function once, in "
+                    "__init__, rather than a lambda in before_run.",
+                    who,
+                )
+        return compiled
 
 
 def _gathered(outputs: Any) -> Any:

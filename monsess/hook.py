@@ -167,6 +167,8 @@ class SessionRunHook:
 
     #: With several processes a hook's stored state is the chief's and goes to all; True: each process has its own.
     per_process_state: bool = False
+    #: Name under which the hook's state is stored; None: its class's, numbered where a class occurs more than once.
+    state_key: str | None = None
 
     def begin(self) -> None:
         """Called once per session object, before the state exists."""
@@ -334,7 +336,7 @@ def check_state_is_json(hook: Any, state: Any) -> str:
             f"{hook_name(hook)}.state_dict() must return JSON-able values (str, int, float, bool, None, list, dict): "
             f"{error}."
         ) from error
-    if json.loads(text) != state and not _only_nan_differs(text):
+    if not _same(json.loads(text), state):
         raise HookError(
             f"{hook_name(hook)}.state_dict() changes when it is stored as JSON (tuples become lists, int keys become "
             f"strings): {state!r}. Return lists and string keys."
@@ -342,5 +344,14 @@ def check_state_is_json(hook: Any, state: Any) -> str:
     return text
 
 
-def _only_nan_differs(text: str) -> bool:
-    return "NaN" in text  # NaN != NaN, so a state that holds it never compares equal
+def _same(stored: Any, state: Any) -> bool:
+    """Whether what was read back is what was stored; NaN is NaN."""
+    if isinstance(state, dict):
+        return (
+            isinstance(stored, dict)
+            and stored.keys() == state.keys()
+            and all(_same(stored[k], state[k]) for k in state)
+        )
+    if isinstance(state, list):
+        return isinstance(stored, list) and len(stored) == len(state) and all(map(_same, stored, state))
+    return bool(stored == state) or (stored != stored and state != state)

@@ -201,8 +201,6 @@ class Layout:
             shape = (self.device_count, per_device, *leaf.shape[1:])
             parts = [_arrange(shard, 1, per_device, per_device) for shard in shards]
             arranged = jax.make_array_from_single_device_arrays(shape, self.sharding, parts)
-        if self._may_alias:
-            arranged.block_until_ready()  # a CPU array may share the memory of a numpy buffer that is refilled
         return arranged
 
     def _shards_in_order(self, leaf: jax.Array, per_device: int) -> list[jax.Array] | None:

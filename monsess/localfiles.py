@@ -34,6 +34,8 @@ class LocalFiles:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        #: bool: small files are replaced as a whole, and a directory of many appears and disappears by its name.
+        self.keeps_halves = False
 
     def _path(self, rel: str) -> str:
         return os.path.join(self._root, *rel.split("/")) if rel else self._root

@@ -5,21 +5,46 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
 
 logger = logging.getLogger("monsess")
 
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<userinfo>[^/\s]+)@")
+_SECRET_NAME = re.compile(r"(?i)key|secret|token|passw|passphrase|signature|credential|sas")
 _QUERY = re.compile(r"(?i)([?&](?:[^=&#\s]*(?:key|secret|token|password|signature|sig|credential)[^=&#\s]*)=)[^&#\s]+")
 
 
-def mask(text: str) -> str:
-    """Return ``text`` with the credentials of every URL in it replaced by ``***``.
+def mask(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return ``text`` with the credentials of every URL in it, and all ``secrets``, replaced by ``***``.
 
     Example:
         >>> mask("sftp://user:secret@host/run?token=abc")
         'sftp://***@host/run?token=***'
     """
-    return _QUERY.sub(r"\1***", _USERINFO.sub(r"\g<scheme>***@", text))
+    text = _QUERY.sub(r"\1***", _USERINFO.sub(r"\g<scheme>***@", text))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def secrets_of(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The credentials in a URL and in storage options, which a library's error may repeat; the longest first."""
+    found = set(_secret_values(options))
+    for match in _USERINFO.finditer(url):
+        userinfo = match["userinfo"]
+        password = userinfo.partition(":")[2]
+        found |= {userinfo, unquote(userinfo), password, unquote(password)}
+    return tuple(sorted((text for text in found if len(text) > 3), key=len, reverse=True))
+
+
+def _secret_values(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _secret_values(value)
+        elif isinstance(value, str) and isinstance(name, str) and _SECRET_NAME.search(name):
+            yield value
 
 
 class _PlainHandler(logging.StreamHandler):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from monsess import clock
+from monsess.checkpoint.saver import ValuesLostError
 from monsess.errors import EndOfData
 from monsess.log import logger
 from monsess.timer import check_secs, check_steps
@@ -63,7 +64,9 @@ class Recovery:
             raise ValueError(f"is_transient must be a function of the error, found {self.is_transient!r}.")
 
     def covers(self, error: BaseException) -> bool:
-        """Whether ``error`` is transient by this policy."""
+        """Whether ``error`` is transient by this policy; a save that a failed step took with it is judged by that."""
+        if isinstance(error, ValuesLostError) and error.__cause__ is not None:
+            error = error.__cause__
         return self.max_restarts > 0 and (self.is_transient or is_transient_error)(error)
 
     def backoff(self, restarts: int) -> float:
@@ -81,6 +84,7 @@ class Restarts:
             cause of whatever else fails.
         settle: Lets saves in flight end, which may restore the budget.
         forget_threads: Ends the session's threads and clears what they reported.
+        obstacle: Why the state could not be gone back to without losing something, or None.
     """
 
     def __init__(
@@ -90,12 +94,14 @@ class Restarts:
         reported: Callable[[], BaseException | None],
         settle: Callable[[], None],
         forget_threads: Callable[[], None],
+        obstacle: Callable[[], str | None],
     ) -> None:
         self._policy = policy
         self._create = create
         self._reported = reported
         self._settle = settle
         self._forget_threads = forget_threads
+        self._obstacle = obstacle
         self._since_commit = 0
         #: int: how often the session has recovered.
         self.recoveries = 0
@@ -150,6 +156,10 @@ class Restarts:
         reported = self._reported()
         cause = reported if isinstance(reported, Exception) and self._policy.covers(reported) else error
         if not self._policy.covers(cause):
+            return False
+        obstacle = self._obstacle()
+        if obstacle is not None:
+            error.add_note(obstacle)
             return False
         self._settle_for(cause)
         while self._policy.covers(cause):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,16 @@ class HookRunner:
         unknown = [key for key in states if key not in self.keys]
         if unknown:
             logger.warning("the checkpoint holds the state of hooks that this session does not have: %s", unknown)
+        for name, count in Counter(key.split("#")[0] for key in states).items():
+            live = sum(key.split("#")[0] == name for key in self.keys)
+            if live != count:
+                logger.warning(
+                    "the checkpoint holds the states of %d %s hooks, the session has %d: they are told apart by their "
+                    "order. Give each a state_key.",
+                    count,
+                    name,
+                    live,
+                )
 
     def _ending(self, method: str, *args: Any) -> None:
         first: BaseException | None = None
@@ -192,11 +203,11 @@ def _index(hooks: tuple[Any, ...], hook: Any) -> int:
 
 
 def _keys(hooks: tuple[Any, ...]) -> tuple[str, ...]:
-    """Stable names for hooks: the class name, numbered where a class occurs more than once."""
+    """Stable names for hooks: their own, or the class name, numbered where it occurs more than once."""
     counts: dict[str, int] = {}
     keys = []
     for hook in hooks:
-        name = hook_name(hook)
+        name = getattr(hook, "state_key", None) or hook_name(hook)
         number = counts.get(name, 0)
         counts[name] = number + 1
         keys.append(name if number == 0 else f"{name}#{number}")

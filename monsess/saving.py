@@ -17,6 +17,7 @@ from monsess.checkpoint.saver import Saver, Snapshot
 from monsess.errors import MonsessError, NonFiniteStateError, SaveError
 from monsess.log import logger
 from monsess.placement import Snapshotter, on_first_device
+from monsess.reduction import path_name
 
 if TYPE_CHECKING:
     from monsess.session import MonitoredSession
@@ -107,14 +108,21 @@ class Saving:
 
     def start(self, state: Any, restored: Restored | None) -> None:
         """Take note of the state at the start, whose leaves and infinities later saves are measured against."""
+        self._taken = self._committed = None if restored is None else restored.step
+        if self.store is None:
+            return
         specs = describe(on_first_device(state))
         if restored is not None:
             specs = specs.with_finite_of(restored.specs)
-            self._protected.add(restored.step)
+            self._protect(restored.step)
         self._specs = specs
-        self._taken = self._committed = None if restored is None else restored.step
-        if self.store is not None:
-            self._snapshot(state)  # compiled now rather than at the first save
+        self._snapshot(state)  # compiled now rather than at the first save
+
+    def _protect(self, step: int) -> None:
+        """Have retention leave ``step``, and no longer the one restored before it; the saver's thread looks on."""
+        self._protected.add(step)
+        for other in self._protected - {step}:
+            self._protected.discard(other)
 
     def open_for_writing(self) -> None:
         """Show that the store can be written, and get ready to save."""
@@ -254,7 +262,7 @@ def _told(listener: Any, method: str, session: MonitoredSession, step: int) -> A
 
 def leaf_names(state: Any) -> list[str]:
     """The paths of a state's leaves, in flatten order."""
-    return [spec.path for spec in describe(state)]
+    return [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
 
 
 def _versions() -> dict[str, str]:

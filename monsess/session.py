@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, final
@@ -85,17 +86,16 @@ class MonitoredSession:
         requests = hooks.before_run(context)
         feeds = merge_feeds(requests) if requests else {}
         takes_batch = self._input is not None and step.kind == "train" and wants_data(step, len(args), feeds)
-        item = self._next_batch() if takes_batch else None
         layout = self._dispatcher.layout_for(step, self._layout)
-        if item is not None and layout is not self._layout:
-            item = move(item, layout)
+        item = self._next_batch(layout) if takes_batch else None
         call = bind(step, args, feeds, layout, item, self._remainder)
 
         outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run)
         if self._input is not None and item is not None:
             self._input.consume()
+            self._input_used = True
         if step.kind == "train":
-            self._advance(step, outcome)
+            self._advance(step, outcome, handed_over=bool(args))
         self._watches.run_through(self._dispatcher.finished_step)
 
         context.global_step = self._global_step
@@ -145,6 +145,8 @@ class MonitoredSession:
         self._input = None if data is None else Input(data, self._layout, prefetch=prefetch, remainder=remainder)
 
         self._input_start: dict[str, Any] | None = None
+        self._input_layout = self._layout  # what the input lays batches out for
+        self._input_used = False
 
         self._global_step = 0
         self._steps_run = 0
@@ -155,13 +157,17 @@ class MonitoredSession:
             reported=lambda: self._coord.requested_exception,
             settle=lambda: self._saving.settle(self),
             forget_threads=self._forget_threads,
+            obstacle=self._obstacle_to_recovery,
         )
         self._unsaved_auxiliary = False
         self._checked_first_step = False
+        self._handed_over = False  # whether the caller hands batches to run()
         self._in_call = False
+        self._whole_iteration = False  # whether the call under way is one of run_step_fn
         self._in_run = False
         self._raised: BaseException | None = None  # what the newest failed call raised
         self._phase = "starting"
+        self._thread = threading.get_ident()  # the training thread: another one's wish waits for its next run
         self._outputs: Any = None
         self._leaf_names: list[str] = []
         self._started = clock.monotonic()
@@ -249,7 +255,7 @@ class MonitoredSession:
                 f"found {names}."
             )
         self._require_not_closed()
-        return self._call(lambda: step_fn(StepContext(self)))
+        return self._call(lambda: step_fn(StepContext(self)), whole_iteration=True)
 
     def evaluate(self, fetches: Any, feed_dict: dict[str, Any] | None = None) -> Any:
         """Evaluate fetches, as hooks write them, on the newest state and outputs.
@@ -310,7 +316,7 @@ class MonitoredSession:
         """
         self._require_not_closed()
         self._agreement.want_save(everywhere)
-        if self._phase == "open" and not self._in_run:
+        if self._phase == "open" and not self._in_run and threading.get_ident() == self._thread:
             self._save_if_agreed()
 
     def stop_at_step(self, last_step: int, by: str = "") -> None:
@@ -448,6 +454,7 @@ class MonitoredSession:
             )
         state = initial_state(self._scaffold, restored, self._checkpoint_options.convert)
         step = 0 if restored is None else restored.step
+        self._warn_of_lost_batches(step)
         self._global_step = step
         self._restored_from = None if restored is None else step
         url = None if self._saving.store is None else self._saving.store.url
@@ -469,6 +476,7 @@ class MonitoredSession:
         self._stopping.look_at_limit(step)
 
     def _position_input(self, restored: Restored | None) -> None:
+        self._input_used = False
         position = None if restored is None else restored.session.get("input")
         if self._input is None:
             if position is not None:
@@ -486,11 +494,11 @@ class MonitoredSession:
 
     # ---- during the loop
 
-    def _call(self, call: Callable[[], Any]) -> Any:
+    def _call(self, call: Callable[[], Any], whole_iteration: bool = False) -> Any:
         """Make a call, again after a transient error, and note if it meets the end of the data."""
         if self._in_call:
             return call()  # inside run_step_fn: what fails there fails, and is repeated, as a whole
-        self._in_call = True
+        self._in_call, self._whole_iteration = True, whole_iteration
         try:
             result = self._restarts.call(call)
             self._stopping.take_up()
@@ -518,21 +526,34 @@ class MonitoredSession:
         finally:
             self._in_run = outer
 
-    def _next_batch(self) -> Item:
+    def _next_batch(self, layout: Layout) -> Item:
+        """The next batch of ``data``, laid out for the devices that the step runs on."""
         assert self._input is not None
+        if layout is not self._input_layout and not self._input_used and self._input.can_rewind:
+            self._input.lay_out_for(layout)
+            self._input_layout = layout
         try:
-            return self._input.peek(self._look_at_threads)
+            item = self._input.peek(self._look_at_threads)
         except _ThreadStoppedError:
             self._coord.raise_requested_exception()
             raise
+        if layout is self._input_layout:
+            return item
+        if self._remainder != "error":
+            raise StepDefinitionError(
+                f'remainder="{self._remainder}" and steps on different devices do not go together with data=: hand the '
+                "batches to run(), or let all steps run on the same devices."
+            )
+        return move(item, layout)
 
     def _look_at_threads(self) -> None:
         """While the input is waited for: leave the wait if a thread has stopped the session, for an error or not."""
         if self._coord.should_stop():
             raise _ThreadStoppedError("A thread has stopped the session while it waited for the input.")
 
-    def _advance(self, step: Step, outcome: Outcome) -> None:
+    def _advance(self, step: Step, outcome: Outcome, handed_over: bool) -> None:
         """Count a dispatched train step and stop at the limit."""
+        self._handed_over = self._handed_over or handed_over
         self._global_step += step.steps_per_run
         if step.steps_per_run == 0:
             self._unsaved_auxiliary = True
@@ -572,10 +593,27 @@ class MonitoredSession:
 
         return SavePoint(state, {"hooks": self._hooks.state_dicts(), "input": position}, gate)
 
+    def _obstacle_to_recovery(self) -> str | None:
+        """Why going back to a checkpoint now would silently lose something."""
+        if self._unsaved_auxiliary and not self._whole_iteration:
+            return (
+                "Not recovered from: the auxiliary update before it would be lost. Put the whole iteration into "
+                "run_step_fn, which is repeated as a whole."
+            )
+        return None
+
+    def _warn_of_lost_batches(self, step: int) -> None:
+        if self._handed_over and step < self._global_step:
+            logger.warning(
+                "went back from step %d to %d: batches handed to run() since are not taken back; those of data= are",
+                self._global_step,
+                step,
+            )
+
     def _forget_threads(self) -> None:
-        """At a recovery: end the coordinator's threads, shortly, and make it usable again."""
+        """At a recovery: end the coordinator's threads, shortly; their successors get a new one."""
         self._stop_threads(grace=min(self._grace, 10.0))
-        self._coord.clear_stop()
+        self._coord = Coordinator(clean_stop_exception_types=())  # a thread that outlives the grace cannot meddle
 
     # ---- ending
 
@@ -640,10 +678,13 @@ class MonitoredSession:
         self._phase = "closing"
         self._stopping.request(StopReason("ERROR", _shown(error)))
         self._note_thread_error(error)
+        self._coord.request_stop()
         try:
-            self._hooks.on_error(self, error)
-            self._saving.drain(error)
-            self._stop_threads(self._grace)
+            try:
+                self._hooks.on_error(self, error)
+                self._saving.drain(error)
+            finally:
+                self._stop_threads(self._grace)
         except Exception as second:
             logger.error("while the session was left for %s: %r", type(error).__name__, second)
         finally:

@@ -43,7 +43,8 @@ def masked_mean(values: jax.Array, mask: jax.Array, axis_name: str = "data") -> 
         axis_name: The step's axis.
 
     Returns:
-        ``[...]``: the mean over the rows of all devices, equal on all of them; NaN if every row is masked.
+        ``[...]``: the mean over the rows of all devices, equal on all of them, at least float32; NaN if every row is
+        masked.
 
     Example:
         >>> import jax, jax.numpy as jnp, monsess as ms
@@ -51,6 +52,8 @@ def masked_mean(values: jax.Array, mask: jax.Array, axis_name: str = "data") -> 
         >>> jax.vmap(ms.masked_mean, axis_name="data")(values, mask).tolist()
         [3.0, 3.0]
     """
+    if jnp.finfo(values.dtype).bits < 32:
+        values = values.astype(jnp.float32)
     keep = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     total = jnp.where(keep, values, 0).sum(axis=0)
     count = mask.sum()

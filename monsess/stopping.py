@@ -55,7 +55,7 @@ class Stopping:
         """At a recovery: what follows from step and input is found anew; a request waits for the repeated run."""
         stop = self._agreement.withdraw_stop()
         self._ended = False
-        if stop is not None and stop not in (StopReason.LAST_STEP, StopReason.END_OF_DATA):
+        if stop is not None and stop not in (StopReason.LAST_STEP, StopReason.END_OF_DATA, StopReason.ERROR):
             self._held = stop
 
     def take_up(self) -> None:

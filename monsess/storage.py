@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
 from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
-from monsess.log import mask
+from monsess.log import mask, secrets_of
+from monsess.storage_advice import advice_for
 from monsess.workers import StalledError, Workers, sign_of_life
 
 T = TypeVar("T")
 
 _LOCAL_SCHEMES = ("file://", "local://")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _PERMANENT: tuple[type[BaseException], ...] = (
     PermissionError,
     FileNotFoundError,
@@ -52,6 +56,8 @@ class _Backend(Protocol):
     def copy(self, source: str, target: str) -> None: ...
     def rm(self, rel: str) -> None: ...
     def rmdir(self, rel: str) -> None: ...
+    @property
+    def keeps_halves(self) -> bool: ...
 
 
 class _Fsspec:
@@ -71,6 +77,7 @@ class _Fsspec:
         self._root = str(root).rstrip("/")
         protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
         self._in_bucket = not _BUCKETS.isdisjoint(protocols)
+        self.keeps_halves = not self._in_bucket
         #: An asynchronous filesystem works in one thread of its own, whoever calls it.
         self.for_all_threads = bool(getattr(filesystem, "async_impl", False))
         cache = getattr(filesystem, "dircache", None)
@@ -168,14 +175,20 @@ class Storage:
         self.url = os.fspath(url)
         if not isinstance(self.url, str) or not self.url:
             raise ValueError(f"A checkpoint directory must be a path or a URL, found {self.url!r}.")
+        if slip := _ONE_SLASH.match(self.url):
+            raise ValueError(
+                f"{mask(self.url)!r} looks like a URL with a slash missing: expected {slip[1]}://... "
+                f"For a local folder of that name write './{slip[1]}:/...'."
+            )
         self._options = dict(options or {})
+        self._secrets = secrets_of(self.url, self._options)
         self._tries = tries
         self._backoff_secs = backoff_secs
         self._stall_secs = stall_secs
         self._workers = Workers(workers, "monsess-storage")
+        weakref.finalize(self, self._workers.close).atexit = False
         self._own = threading.local()
-        self._making = threading.Lock()
-        self._shared: tuple[Any, _Backend] | None = None  # a filesystem object for all threads
+        self._shared: Any = None  # a filesystem object for all threads, and what it is good for
         self._generation = 0
         #: str | None: the absolute path, if the directory is on a local file system.
         self.local_path = _local_path(self.url)
@@ -330,6 +343,15 @@ class Storage:
         except StalledError as stalled:
             raise self._error("use", "", stalled) from stalled
 
+    @property
+    def keeps_halves(self) -> bool:
+        """Whether a kill may leave half of a small object, or an empty directory.
+
+        Raises:
+            StorageError: The filesystem could not be made.
+        """
+        return self._do("use", "", lambda backend: backend.keeps_halves)
+
     def _remove_directories(self, rel: str) -> None:
         try:
             for entry in self.list(rel).values():
@@ -343,6 +365,7 @@ class Storage:
         try:
             return self._workers.call(lambda: self._try(verb, rel, operation, absent), self._stall_secs)
         except StalledError as stalled:
+            self._generation += 1
             raise self._error(verb, rel, stalled) from stalled
 
     def _try(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool) -> T:
@@ -353,44 +376,45 @@ class Storage:
             except FileNotFoundError as error:
                 if absent:
                     raise
-                raise self._error(verb, rel, error) from error
+                raise self._error(verb, rel, error) from self._cause(error)
             except Exception as error:
                 if not isinstance(error, _ANSWERS):
                     self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
                 if isinstance(error, StorageError):
                     raise
                 if not left or _is_permanent(error):
-                    raise self._error(verb, rel, error) from error
+                    raise self._error(verb, rel, error) from self._cause(error)
             time.sleep(self._backoff_secs * 2 ** (self._tries - 1 - left))
         raise AssertionError("unreachable")
 
     def _backend(self) -> _Backend:
+        made = getattr(self._own, "made", None)
         key = (self._generation, os.getpid())
-        with self._making:
-            if self._shared is not None and self._shared[0] == key:
-                return self._shared[1]
-            made = getattr(self._own, "made", None)
-            if made is None or made[0] != key:
-                backend = (
-                    LocalFiles(self.local_path) if self.local_path is not None else _Fsspec(self.url, self._options)
-                )
-                made = self._own.made = (key, backend)
-                if isinstance(backend, _Fsspec) and backend.for_all_threads:
-                    self._shared = made
+        if made is None or made[0] != key:
+            made = self._shared
+        if made is None or made[0] != key:
+            backend = LocalFiles(self.local_path) if self.local_path is not None else _Fsspec(self.url, self._options)
+            made = (key, backend)
+            if isinstance(backend, _Fsspec) and backend.for_all_threads:
+                self._shared = made
+            else:
+                self._own.made = made
         return cast("_Backend", made[1])
 
     def _error(self, verb: str, rel: str, error: BaseException) -> StorageError:
         what = f"{rel!r} in {self.shown}" if rel else self.shown
-        reason = mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-        if isinstance(error, PermissionError):
-            advice = "Check that the user or the credentials in storage_options may list, read and write there."
-        elif isinstance(error, (ImportError, ValueError)) and verb != "write":
-            advice = "Check the URL, and that the package that serves its protocol is installed."
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "Make room there, then start again: the last committed checkpoint is restored."
-        else:
-            advice = "Check the URL, storage_options and the connection, then start again."
+        reason = mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, self._secrets)
+        advice = advice_for(error, self.url, self.local_path is not None)
         return StorageError(f"Could not {verb} {what} ({reason}). {advice}")
+
+    def _cause(self, error: BaseException) -> BaseException | None:
+        """``error``, unless it or what led to it would show credentials in a traceback."""
+        one: BaseException | None = error
+        while one is not None:
+            if str(one) != mask(str(one), self._secrets):
+                return None
+            one = one.__cause__ or one.__context__
+        return error
 
 
 def _local_path(url: str) -> str | None:

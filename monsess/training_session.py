@@ -214,7 +214,8 @@ _KINDS = {
 
 def _check_kind(name: str, value: Any, fits: Callable[[Any], bool]) -> None:
     if value is not None and (inspect.isclass(value) or not fits(value)):
-        raise TypeError(f"{name} must be {_KINDS[name]} or None, found {value!r}.")
+        found = f"a {type(value).__name__}" if name == "storage_options" else repr(value)  # it may hold a secret
+        raise TypeError(f"{name} must be {_KINDS[name]} or None, found {found}.")
 
 
 def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:

@@ -69,7 +69,7 @@ class Workers:
     def __init__(self, count: int, name: str) -> None:
         self._count = count
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # None: a thread that takes it ends
         self._lock = threading.Lock()
         self._alive = 0
         self._idle = 0
@@ -98,6 +98,15 @@ class Workers:
         for job in jobs:
             self._jobs.put(job)
         self._staff()
+        failure = self._first_failure(jobs, stall_secs)
+        if failure is None:
+            return [job.result for job in jobs]
+        try:
+            raise failure
+        finally:
+            del failure, jobs  # the traceback holds this frame, which must not hold the error in return
+
+    def _first_failure(self, jobs: Sequence[_Job], stall_secs: float) -> BaseException | None:
         failure: BaseException | None = None
         for job in jobs:
             if failure is not None:
@@ -110,9 +119,15 @@ class Workers:
                 failure = error
                 for other in jobs:
                     other.abandoned = True
-        if failure is not None:
-            raise failure
-        return [job.result for job in jobs]
+        return failure
+
+    def close(self) -> None:
+        """End the threads that wait for a job, and the others after theirs; called when nobody has further ones.
+
+        It takes no lock: the garbage collector calls it at any point of any thread.
+        """
+        for _ in range(self._count):
+            self._jobs.put(None)
 
     def _wait(self, job: _Job, stall_secs: float) -> StalledError | None:
         begun = time.monotonic()
@@ -149,12 +164,15 @@ class Workers:
             with self._lock:
                 if job.lost:
                     return  # the place is taken
+            del job  # while this thread waits for the next one, it keeps nothing of the caller's alive
 
     def _next(self) -> _Job | None:
         with self._lock:
             self._idle += 1
+        closed = False
         try:
             job = self._jobs.get(timeout=_IDLE_SECS)
+            closed = job is None
         except queue.Empty:
             job = None
         with self._lock:
@@ -162,7 +180,7 @@ class Workers:
             if job is not None:
                 job.started = True
                 return job
-            if self._jobs.empty():
+            if closed or self._jobs.empty():
                 self._alive -= 1
                 return None
         return self._next()

@@ -81,11 +81,6 @@ def decode(data: bytes, step: int) -> CommitRecord:
         raise ValueError(f"it is not a commit record ({type(error).__name__})") from error
 
 
-def looks_torn(data: bytes) -> bool:
-    """Whether invalid bytes look like a write that was cut off, rather than like later damage."""
-    return not data.endswith(b"}")
-
-
 def _is_plain(name: str) -> bool:
     """Whether ``name`` stays inside the step's directory, whatever a forged record says."""
     return not name.startswith("/") and "\\" not in name and all(p not in ("", ".", "..") for p in name.split("/"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -100,6 +101,7 @@ def publish(
         there = make_room(store, writer, step)
         if there is not None:
             return there
+        store._mark(step)
         # session.json first: it says whose leftover this is if nothing else arrives. Orbax's markers late: a plain
         # Orbax reader takes a step that has them for whole.
         names = _files(folder)
@@ -123,6 +125,8 @@ def publish(
         done = record(files)
         check()
         store._storage.write(f"{step}/{COMMIT}", done.encode())
+        with contextlib.suppress(StorageError):  # it is committed; the clean-up tries again
+            store._unmark(step)
         return done
 
 
@@ -141,7 +145,7 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
     except FileNotFoundError:
         return None
     data = store._read_commit(step)
-    if data:
+    if data is not None:
         try:
             record = decode(data, step)
         except ValueError:

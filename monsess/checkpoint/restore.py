@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from monsess.checkpoint import orbax_io
-from monsess.checkpoint.commit import SESSION, CommitRecord
+from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafSpec, LeafTable, describe, dtype_name, named_dtype
 from monsess.checkpoint.staging import StagingDirectory
 from monsess.checkpoint.store import CheckpointStore, Survey
@@ -190,14 +190,11 @@ def _newest(
                 problems, result = load(survey.committed[step])
                 if not problems:
                     return result
-                if not store._read_commit(step):
+                if store._read_commit(step) is None:
                     vanished = True  # deleted while it was read: not damage
                     continue
             else:
-                problems = ["commit.json is not valid"]
-                if survey.broken[step]:
-                    logger.warning("Step %d in %s was never committed in full; it is left alone.", step, store.url)
-                    continue
+                problems = [f"{COMMIT} is not valid"]
             store._damaged.add(step)
             text = f"step {step} ({'; '.join(problems[:4])}{'; …' if len(problems) > 4 else ''})"
             damaged.append(text)
@@ -222,7 +219,7 @@ def _check_choice(store: CheckpointStore, survey: Survey, step: int) -> None:
 
 
 def _name_ignored(store: CheckpointStore, survey: Survey) -> None:
-    ignored = [str(step) for step in survey.uncommitted] + sorted(survey.odd)
+    ignored = [str(step) for step in sorted([*survey.uncommitted, *survey.unfinished])] + sorted(survey.odd)
     if ignored:
         logger.warning("Ignored in %s, because they are not committed checkpoints: %s.", store.url, ", ".join(ignored))
 

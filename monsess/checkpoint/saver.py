@@ -26,6 +26,10 @@ _WARN_SECS = 5.0
 _CLEANING_SECS = 10.0
 
 
+class ValuesLostError(SaveError):
+    """The device did not hand over the values of a snapshot: the step itself has failed, which is the cause."""
+
+
 def _no_gate() -> None:
     """The gate of a snapshot without one."""
 
@@ -273,7 +277,7 @@ class Saver:
         except SaveError:
             raise
         except Exception as error:
-            raise SaveError(
+            raise ValuesLostError(
                 f"Step {snapshot.step} was not saved: the device did not hand over its values: {shown_error(error)}"
             ) from error
         snapshot.gate()
@@ -335,14 +339,21 @@ class Saver:
         return True
 
     def _failed_before(self, step: int, path: str) -> bool:
-        """Whether an earlier attempt could not commit the step either; takes a note for later ones."""
+        """Whether an earlier attempt failed in the same leaf, here or before, and none got past that; notes it down.
+
+        Of each attempt the first failure after its newest commit is remembered: saves by the clock do not come at the
+        same steps again.
+        """
         try:
             run = self._store.read_run() or {}
-            before = run.get(NONFINITE, [])
-            if any(entry[0] == step and entry[2] != self._writer.attempt for entry in before):
+            attempts = {entry[2]: entry for entry in run.get(NONFINITE, [])}
+            own = attempts.pop(self._writer.attempt, None)
+            earlier = [entry[0] for entry in attempts.values() if entry[0] <= step and entry[1] == path]
+            if earlier and max(self._store.steps(), default=-1) < max(earlier):
                 return True
-            entry = [step, path, self._writer.attempt]
-            self._store.write_run({**run, "run_id": self._writer.run_id, NONFINITE: [*before, entry][-20:]})
+            if own is None or own[0] <= (self.last_committed or 0):
+                noted = [*attempts.values(), [step, path, self._writer.attempt]][-20:]
+                self._store.write_run({**run, "run_id": self._writer.run_id, NONFINITE: noted})
         except StorageError as error:
             logger.warning("A later attempt will not know that step %d was not finite: %s", step, error)
         return False

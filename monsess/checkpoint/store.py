@@ -1,4 +1,15 @@
-"""A checkpoint directory as a store of steps: what is there, whether it is sound, and what to do with it."""
+"""A checkpoint directory as a store of steps: what is there, whether it is sound, and what to do with it.
+
+A step whose commit.json is there and not valid, be it torn or empty, is *damaged*: bytes that were once whole. The one
+exception is a record that was never whole, because the save was killed while it wrote it. The bytes alone do not tell
+the two apart, so the place does. On a local path a step appears by a rename with its record complete, and an object
+store takes an object whole or not at all: there such a record is always damage. Everywhere else an empty object
+``.pending-<step>`` is written before the first object of a step and deleted after its record was written; a record
+that is not valid beside such a mark is that of an *unfinished* step, which is no checkpoint and never was one. So a run
+that was killed in its very first commit starts again by itself, and one whose checkpoints are damaged never does.
+
+Either way nothing that has a commit.json is cleaned up; it is moved aside when its number is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, final
 
-from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, decode, looks_torn
+from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, decode
 from monsess.errors import MonsessError, StorageError
 from monsess.localfiles import Digest
 from monsess.log import logger, mask
@@ -18,6 +29,10 @@ from monsess.storage import Storage
 RUN = "run.json"
 PINS = "pins"
 STAGING_PREFIX = ".staging-"
+#: How the name begins under which a step is deleted on a local path, where it is renamed first.
+DELETING_PREFIX = ".deleting-"
+#: How the name begins of the mark of a step that is being written or deleted on a store that may keep half of it.
+PENDING_PREFIX = ".pending-"
 #: Skipped non-finite saves, as `run.json` remembers them across attempts.
 NONFINITE = "nonfinite"
 _STEP_NAME = re.compile(r"0|[1-9][0-9]*")
@@ -29,15 +44,19 @@ class Survey:
 
     Args:
         committed: Record of each committed step.
-        broken: Steps whose commit.json is there and not valid; True where it looks like a write that was cut off.
-        uncommitted: Steps without a commit.json, or with an empty one.
+        broken: Steps whose commit.json is there and not valid: damage.
+        unfinished: Steps whose commit.json was never whole.
+        uncommitted: Steps without a commit.json.
+        pending: Steps that are marked as being written or deleted.
         staging: Names of local staging directories.
         odd: Names of directories that begin with a digit and are no steps.
     """
 
     committed: dict[int, CommitRecord]
-    broken: dict[int, bool]
+    broken: list[int]
+    unfinished: list[int]
     uncommitted: list[int]
+    pending: set[int]
     staging: list[str]
     odd: list[str]
 
@@ -218,20 +237,29 @@ class CheckpointStore:
         data = self._storage.map([lambda s=s: self._read_commit(s) for s in unread])
         survey = Survey(
             {step: known[step] for step in numeric if step in known},
-            {},
             [],
+            [],
+            [],
+            _pending(listing),
             [name for name in directories if name.startswith(STAGING_PREFIX)],
             [name for name in directories if name[:1].isdigit() and not _STEP_NAME.fullmatch(name)],
         )
         for step, content in zip(unread, data, strict=True):
-            if not content:
-                survey.uncommitted.append(step)
-                continue
-            try:
-                survey.committed[step] = decode(content, step)
-            except ValueError:
-                survey.broken[step] = looks_torn(content)
+            self._sort_in(step, content, survey)
         return survey
+
+    def _sort_in(self, step: int, content: bytes | None, survey: Survey, again: bool = True) -> None:
+        if content is None:
+            survey.uncommitted.append(step)
+            return
+        try:
+            survey.committed[step] = decode(content, step)
+        except ValueError:
+            if again and step not in survey.pending:  # perhaps it was begun and ended since the listing
+                survey.pending.update(_pending(self._list_root()))
+                self._sort_in(step, self._read_commit(step), survey, again=False)
+            else:
+                (survey.unfinished if step in survey.pending else survey.broken).append(step)
 
     def _list_root(self) -> dict[str, Any]:
         try:
@@ -239,11 +267,11 @@ class CheckpointStore:
         except FileNotFoundError:
             return {}
 
-    def _read_commit(self, step: int) -> bytes:
+    def _read_commit(self, step: int) -> bytes | None:
         try:
             return self._storage.read(f"{step}/{COMMIT}")
         except FileNotFoundError:
-            return b""
+            return None
 
     def _compare(self, record: CommitRecord, targets: Mapping[str, str]) -> list[str]:
         """Read the files of a step, into the local paths ``targets`` where given, and say what is wrong with them."""
@@ -261,8 +289,30 @@ class CheckpointStore:
         return [problem for problem in found if problem is not None]
 
     def _delete_step(self, step: int) -> None:
-        # session.json goes last: while any file is left, it says whose leftover this is.
-        self._storage.delete_tree(str(step), first=(COMMIT,), last=(SESSION,))
+        if self._storage.local_path is None:
+            self._mark(step)
+            # session.json goes last: while any file is left, it says whose leftover this is.
+            self._storage.delete_tree(str(step), first=(COMMIT,), last=(SESSION,))
+            self._unmark(step)
+            return
+        name = f"{DELETING_PREFIX}{step}"
+        self._storage.delete_tree(name)  # of a deletion that was cut off
+        try:
+            self._storage.rename(str(step), name)
+        except StorageError:
+            if str(step) in self._list_root():
+                raise
+        self._storage.delete_tree(name)
+
+    def _mark(self, step: int) -> None:
+        """Say that from here on half a step may be found, where that can be."""
+        if self._storage.keeps_halves:
+            self._storage.write(f"{PENDING_PREFIX}{step}", b"")
+
+    def _unmark(self, step: int) -> None:
+        """Say that a step is whole, or gone."""
+        if self._storage.keeps_halves:
+            self._storage.delete(f"{PENDING_PREFIX}{step}")
 
     def _pins(self) -> set[int]:
         try:
@@ -270,9 +320,10 @@ class CheckpointStore:
         except FileNotFoundError:
             return set()
 
-    def _has_files(self, folder: str) -> bool:
+    def _is_hollow(self, step: int, pending: bool) -> bool:
+        """Whether a step is certainly what a save or a deletion of monsess left of it: directories without a file."""
         try:
-            return bool(self._storage.walk(folder))
+            return not self._storage.walk(str(step)) and (pending or ITEM in self._storage.list(str(step)))
         except FileNotFoundError:
             return False
 
@@ -285,6 +336,11 @@ class CheckpointStore:
         except ValueError:
             return {}
         return session if isinstance(session, dict) else {}
+
+
+def _pending(listing: Mapping[str, Any]) -> set[int]:
+    numbers = (name.removeprefix(PENDING_PREFIX) for name in listing if name.startswith(PENDING_PREFIX))
+    return {int(number) for number in numbers if _STEP_NAME.fullmatch(number)}
 
 
 def is_foreign_name(name: str) -> bool:

@@ -11,7 +11,7 @@ from monsess.checkpoint.commit import CommitRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
-from monsess.checkpoint.store import CheckpointStore, Survey, shown_error
+from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Survey, shown_error
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
 
@@ -72,7 +72,8 @@ class Upkeep:
             for step, record in sorted(self._known.items())
             if record.run_id == self._writer.run_id and step not in self._store._damaged
         ]
-        kept = {*self._keep.keep(own), *self._protect, newest.step, max(self._known)}
+        protected = tuple(self._protect)  # another thread may change it
+        kept = {*self._keep.keep(own), *protected, newest.step, max(self._known)}
         surplus = [record.step for record in own if record.step not in kept]
         if surplus:
             pinned = self._store._pins()
@@ -88,28 +89,35 @@ class Upkeep:
         for step in survey.uncommitted:
             if step in self._looked_at:
                 continue  # somebody else's, or not ours to judge: looked at once
-            session = self._store._session_of(str(step))
-            if session is not None and session.get("run_id") == self._writer.run_id:
+            if self._is_ours(step, step in survey.pending):
                 work.append(lambda s=step: self._store._delete_step(s))
-            elif not self._store._has_files(str(step)):
-                work.append(lambda s=step: self._store._delete_step(s))  # directories of a deletion that was cut off
             else:
                 self._looked_at.add(step)
+        for step in survey.pending.difference(survey.unfinished, self._looked_at):
+            work.append(lambda s=step: self._store._storage.delete(f"{PENDING_PREFIX}{s}"))
         local = self._store._storage.local_path
         if local is None:
             return work
         for name in survey.staging:
-            session = self._store._session_of(name)
-            path = os.path.join(local, name)
-            if session is None and not os.listdir(path):
-                work.append(lambda p=path: os.rmdir(p))
-            elif session is not None and session.get("run_id", self._writer.run_id) == self._writer.run_id:
-                work.append(lambda p=path: shutil.rmtree(p))
+            session = self._store._session_of(name) or {}  # it is written first: without it half was deleted already
+            if session.get("run_id", self._writer.run_id) == self._writer.run_id:
+                work.append(lambda n=name: shutil.rmtree(os.path.join(local, n)))
         for name in os.listdir(local):
+            if name.startswith(DELETING_PREFIX):
+                work.append(lambda n=name: self._store._storage.delete_tree(n))
             if name.startswith(f"{TEMPORARY_PREFIX}") and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
                 path = os.path.join(local, name)
                 work.append(lambda p=path: os.unlink(p))
         return work
+
+    def _is_ours(self, step: int, pending: bool) -> bool:
+        """Whether an uncommitted step is a leftover of this lineage."""
+        session = self._store._session_of(str(step))
+        if session is None:
+            return self._store._is_hollow(step, pending)
+        if not session and pending:
+            return True  # killed while it wrote the first file
+        return session.get("run_id") == self._writer.run_id
 
     def _remove_dead_staging(self) -> None:
         if self._store._storage.local_path is None:

@@ -104,10 +104,9 @@ def test_without_a_checkpoint_a_recovery_is_refused(tmp_path):
 @trap("W-13")
 def test_without_a_commit_yet_a_recovery_is_refused_too(tmp_path):
     """A directory is not enough: going on from step 0 would be the silent restart all the same."""
-    with pytest.raises(ms.MonsessError, match="no checkpoint") as caught:
+    with pytest.raises(ms.MonsessError, match=r"no checkpoint to recover from yet.*Save more often") as caught:
         with session(tmp_path, FailsAt(3), save_checkpoint_steps=100, recovery=recovery()) as sess:
             drive(sess)
-    assert str(tmp_path) in str(caught.value)
     assert "Pass checkpoint_dir" not in str(caught.value)
     assert steps_of(tmp_path) == []
 

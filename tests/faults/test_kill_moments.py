@@ -23,7 +23,7 @@ from kills import (
     phases,
 )
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow]
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(1800)]  # `make soak` does ten times as much
 
 COUNT = int(os.environ.get("MONSESS_RANDOM_KILLS") or 4)
 #: What a killed attempt was doing, by the last thing that it had noted.

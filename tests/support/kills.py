@@ -125,6 +125,7 @@ class Workers:
                 work(server, item)
             except Exception as error:
                 error.add_note(f"with {item}")
+                print(f"with {item}: {error!r:.300}")
                 return error
             finally:
                 self._free.put(server)
@@ -222,13 +223,15 @@ def assert_tidy(folder: str) -> None:
     """Nothing is left of killed saves: the directory holds committed steps, and they hold what was committed."""
     root = Path(folder, "checkpoints")
     steps = {str(step) for step in assert_sound(folder)}
-    assert {path.name for path in root.iterdir()} - {"run.json", "owner.json"} == steps
+    left = {path.name for path in root.iterdir()} - {"run.json", "owner.json"} - steps
+    inside = [path.relative_to(root).as_posix() for name in sorted(left) for path in sorted((root / name).rglob("*"))]
+    assert not left, f"left behind: {sorted(left)}, in it: {inside}"
     for step in steps:
         committed = json.loads((root / step / "commit.json").read_text())["files"]
         files = {path.relative_to(root / step).as_posix() for path in (root / step).rglob("*") if path.is_file()}
         assert files == {*committed, "commit.json"}, f"step {step}"
     staging = Path(folder, "staging")
-    assert not staging.exists() or not list(staging.iterdir())
+    assert not staging.exists() or not list(staging.rglob("*"))
 
 
 def lineage(attempt: Attempt, kills: Sequence[Options], last: Options, straight: Ending) -> None:

@@ -241,7 +241,7 @@ def test_a_batch_that_does_not_fit(way, batch, parts):
 def test_a_further_argument_that_does_not_fit(value, parts):
     step = ms.train_step(lambda state, batch, rate: (state, {}))
     error = refused(ms.BatchError, *parts, call=lambda: run(step, ONES, value))
-    assert "the batch" not in str(error)
+    assert not str(error).startswith("The batch")
     run(step, ONES, 0.5)
     run(step, ONES, np.ones(4))
 

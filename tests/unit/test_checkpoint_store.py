@@ -135,17 +135,6 @@ def test_all_damaged_is_an_error_and_not_a_fresh_start(url):
             look(CheckpointStore(url))
 
 
-def test_a_commit_record_that_was_never_whole_allows_a_fresh_start(url):
-    save(url, 5)
-    files = Files(url)
-    commit = files.read("5/commit.json")
-    files.write("5/commit.json", commit[: len(commit) // 3])
-    assert restored_step(url) is None
-    files.write("5/commit.json", flip(commit))
-    with pytest.raises(DamagedCheckpointError):
-        restored_step(url)
-
-
 def test_things_that_are_no_checkpoints(url, caplog):
     save(url, 5)
     files = Files(url)

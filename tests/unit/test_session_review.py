@@ -181,3 +181,198 @@ def test_functions_see_all_parts_of_a_stacked_output(engine):
     with ms.MonitoredTrainingSession(lambda: jnp.zeros(()), hooks=[Look()]) as sess:
         sess.run(step, {"x": np.arange(8, dtype=np.float32)})
     assert seen["name"].tolist() == seen["function"].tolist() == [1, 5, 9, 13]
+
+
+def test_save_asked_for_by_a_thread_is_made_by_the_next_run(tmp_path):
+    with ms.MonitoredTrainingSession(toy.init_fn, data=toy.batches(30), checkpoint_dir=tmp_path) as sess:
+        while not sess.should_stop():
+            thread = threading.Thread(target=sess.request_save)
+            thread.start()
+            sess.run(toy.train)
+            thread.join()
+    store = ms.CheckpointStore(tmp_path)
+    assert store.steps()[-1] == 30
+    for step in store.steps():
+        assert ms.load_checkpoint(tmp_path, step)["updates"] == step
+
+
+def test_a_thread_of_an_earlier_life_does_not_go_on_in_the_next():
+    calls = []
+    lives = []
+
+    class Loops(ms.SessionRunHook):
+        def after_create_session(self, session, coord):
+            life = len(lives) + 1
+            lives.append(life)
+            busy = threading.Event()
+
+            def work():
+                busy.set()
+                if not session.recoveries:
+                    threading.Event().wait(0.3)  # longer than the grace
+                calls.append((life, session.recoveries))
+
+            ms.LooperThread.loop(coord, 0.01, work)
+            assert busy.wait(10)
+
+        def after_run(self, run_context, run_values):
+            if run_context.global_step == 2 and run_context.session.recoveries == 0:
+                raise ConnectionError("once")
+
+    with ms.MonitoredTrainingSession(
+        toy.init_fn,
+        data=toy.batches(5),
+        hooks=[Loops()],
+        stop_grace_period_secs=0.05,
+        recovery=ms.Recovery(backoff_secs=0, is_transient=lambda e: isinstance(e, ConnectionError), allow_reinit=True),
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(toy.train)
+        threading.Event().wait(0.6)
+    late = [life for life, recoveries in calls if life == 1 and recoveries == 1]
+    assert len(late) <= 1  # the call that was under way, and none after it
+
+
+def test_device_error_of_a_step_that_is_being_saved_is_recovered_from(tmp_path):
+    failures = []
+
+    def fail_once(n):
+        if int(n) == 4 and len(failures) < len(jax.devices()):  # on every device: none waits for another
+            failures.append(int(n))
+            raise RuntimeError("UNAVAILABLE: the device is gone for a moment")
+        return np.asarray(n)
+
+    @ms.train_step
+    def step(state, batch):
+        n = jax.pure_callback(fail_once, jax.ShapeDtypeStruct((), jnp.int32), state["n"] + 1)
+        return {"n": n, "sum": state["sum"] + jax.lax.pmean(batch["x"].mean(), "data")}, {}
+
+    with ms.MonitoredTrainingSession(
+        lambda: {"n": 0, "sum": 0.0},
+        data=[{"x": np.full(8, i, np.float32)} for i in range(8)],
+        checkpoint_dir=tmp_path,
+        save_checkpoint_steps=1,
+        check_replicas=False,
+        recovery=ms.Recovery(backoff_secs=0, is_transient=lambda e: "UNAVAILABLE" in str(e)),
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(step)
+        assert float(sess.state["sum"]) == sum(range(8))
+    assert sess.recoveries >= 1
+    assert failures == [4] * len(jax.devices())
+
+
+@pytest.mark.parametrize("remainder", ["error", "drop"])
+def test_data_is_laid_out_for_the_devices_of_the_step(remainder):
+    seen = []
+
+    @ms.train_step(devices=jax.local_devices()[:2], reduce={"rows": "sum"})
+    def step(state, batch):
+        return state, {"rows": jnp.int32(batch["x"].shape[0])}
+
+    data = [{"x": np.ones(6, np.float32)}] * 3
+    with ms.MonitoredTrainingSession(lambda: 0, data=data, remainder=remainder) as sess:
+        while not sess.should_stop():
+            seen.append(int(sess.run(step)["rows"]))
+    assert seen == [6, 6, 6]
+
+
+def test_recovery_is_refused_where_it_would_lose_an_auxiliary_update(tmp_path):
+    @ms.train_step(steps_per_run=0)
+    def auxiliary(state):
+        return {**state, "d": state["d"] + 1}, {}
+
+    @ms.train_step
+    def main(state):
+        return {**state, "n": state["n"] + 1}, {}
+
+    class Fails(ms.SessionRunHook):
+        def before_run(self, run_context):
+            if run_context.global_step == 2:
+                raise ConnectionError("once")
+
+    recovery = ms.Recovery(backoff_secs=0, is_transient=lambda e: isinstance(e, ConnectionError))
+    with pytest.raises(ConnectionError) as caught:
+        with ms.MonitoredTrainingSession(
+            lambda: {"n": 0, "d": 0},
+            checkpoint_dir=tmp_path,
+            save_checkpoint_steps=1,
+            hooks=[Fails()],
+            recovery=recovery,
+        ) as sess:
+            while not sess.should_stop():
+                sess.run(auxiliary)
+                sess.run(main)
+    assert any("auxiliary update" in note for note in caught.value.__notes__)
+
+
+def test_batches_handed_over_are_not_taken_back_without_a_word(tmp_path, caplog):
+    class Fails(ms.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if run_context.global_step == 4 and run_context.session.recoveries == 0:
+                raise ConnectionError("once")
+
+    recovery = ms.Recovery(backoff_secs=0, is_transient=lambda e: isinstance(e, ConnectionError))
+    with ms.MonitoredTrainingSession(
+        toy.init_fn, checkpoint_dir=tmp_path, save_checkpoint_steps=2, hooks=[Fails()], recovery=recovery
+    ) as sess:
+        for index in range(5):
+            sess.run(toy.train, toy.batch(index))
+    assert "went back from step 4 to 2" in caplog.text
+    assert "not taken back" in caplog.text
+
+
+def test_function_made_anew_for_every_run_is_warned_of_once(caplog):
+    class Lambda(ms.SessionRunHook):
+        def before_run(self, run_context):
+            return ms.SessionRunArgs(lambda state, outputs: outputs["loss"] + 1)
+
+    with ms.MonitoredTrainingSession(toy.init_fn, data=toy.batches(70), hooks=[Lambda()]) as sess:
+        while not sess.should_stop():
+            sess.run(toy.train)
+        assert len(sess._fetcher._compiled) == 64
+    assert caplog.text.count("Lambda fetches a new function with every run") == 1
+
+
+def test_narrow_masked_mean_does_not_overflow():
+    values = jnp.full((4, 2), 30_000, jnp.float16)
+    mean = jax.vmap(ms.masked_mean, axis_name="data")(values, jnp.ones((4, 2), bool))
+    assert mean.tolist() == [30_000.0] * 4
+
+
+def test_hook_states_go_by_their_key(tmp_path):
+    class Best(ms.SessionRunHook):
+        def __init__(self, key):
+            self.state_key = key
+            self.value = None
+
+        def after_run(self, run_context, run_values):
+            self.value = f"{self.state_key}@{run_context.global_step}"
+
+        def state_dict(self):
+            return {"value": self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    def attempt(*keys):
+        hooks = [Best(key) for key in keys]
+        with ms.MonitoredTrainingSession(
+            toy.init_fn, data=toy.batches(3), checkpoint_dir=tmp_path, hooks=[*hooks, ms.StopAtStepHook(last_step=2)]
+        ) as sess:
+            while not sess.should_stop():
+                sess.run(toy.train)
+        return [hook.value for hook in hooks]
+
+    assert attempt("train", "eval") == ["train@2", "eval@2"]
+    assert attempt("extra", "eval", "train") == [None, "eval@2", "train@2"]
+
+
+@pytest.mark.parametrize("state", [{"best": float("nan"), "k": (1, 2)}, {3: 1}, {"deep": [{"x": (1,)}]}])
+def test_hook_state_that_json_changes_is_refused(state):
+    class Odd(ms.SessionRunHook):
+        def state_dict(self):
+            return state
+
+    with pytest.raises(ms.HookError, match="changes when it is stored"):
+        ms.MonitoredTrainingSession(toy.init_fn, hooks=[Odd()])

@@ -7,6 +7,7 @@ import uuid
 
 import fsspec
 import pytest
+import ticks
 from refusing import RefusingFileSystem, refuse, refusing
 
 from monsess.errors import StorageError
@@ -184,6 +185,32 @@ def test_a_store_that_never_answers():
         storage.write("x", b"1")
         assert storage.read("x") == b"1"
         release.set()
+
+
+def storage_threads() -> int:
+    return sum(thread.name == "monsess-storage" for thread in threading.enumerate())
+
+
+def test_short_lived_stores_leave_no_threads_behind(tmp_path):
+    (tmp_path / "x").write_bytes(b"1")
+    ticks.wait_until(lambda: storage_threads() == 0)
+    for _ in range(20):
+        storage = Storage(tmp_path)
+        storage.map([lambda s=storage: s.read("x")] * 8)
+        with pytest.raises(FileNotFoundError):
+            storage.read("y")
+        del storage
+    ticks.wait_until(lambda: storage_threads() == 0, seconds=5)
+
+
+def test_a_store_in_use_keeps_its_threads(tmp_path):
+    storage = Storage(tmp_path)
+    storage.write("x", b"1")
+    other = Storage(tmp_path)
+    other.write("y", b"1")
+    del other
+    for _ in range(20):
+        assert storage.read("x") == b"1"
 
 
 def test_the_first_error_of_many_is_raised_after_the_running_ones_ended():
