@@ -24,11 +24,9 @@ import jax.numpy as jnp
 from monsess import clock
 from monsess.agreement import Agreement, StopReason
 from monsess.announce import announce_end, announce_start
-from monsess.binding import bind, merge_feeds, move, wants_data
+from monsess.binding import bind, merge_feeds, wants_data
 from monsess.checkpoint import CheckpointOptions, Retention
-from monsess.checkpoint.restore import Restored
 from monsess.coordinator import Coordinator
-from monsess.data import Input, Item
 from monsess.dispatch import Dispatcher, Outcome
 from monsess.errors import (
     EndOfData,
@@ -36,6 +34,7 @@ from monsess.errors import (
     SessionClosedError,
     StepDefinitionError,
 )
+from monsess.feeding import Feeding
 from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
 from monsess.initial_state import initial_state
@@ -47,13 +46,9 @@ from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names
 from monsess.scaffold import Scaffold
 from monsess.step import Step
-from monsess.step_context import LeaveStepFn, StepContext
+from monsess.step_context import StepContext
 from monsess.stopping import Stopping
 from monsess.watch import Watches
-
-
-class _ThreadStoppedError(LeaveStepFn):
-    """Ends a wait for the input: a clean end, unless the thread has reported an error, which is then raised."""
 
 
 @final
@@ -85,15 +80,14 @@ class MonitoredSession:
         context = SessionRunContext(self, args, self._global_step)
         requests = hooks.before_run(context)
         feeds = merge_feeds(requests) if requests else {}
-        takes_batch = self._input is not None and step.kind == "train" and wants_data(step, len(args), feeds)
+        takes_batch = self._feeding.has_data and step.kind == "train" and wants_data(step, len(args), feeds)
         layout = self._dispatcher.layout_for(step, self._layout)
-        item = self._next_batch(layout) if takes_batch else None
+        item = self._feeding.next_batch(layout) if takes_batch else None
         call = bind(step, args, feeds, layout, item, self._remainder)
 
         outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run)
-        if self._input is not None and item is not None:
-            self._input.consume()
-            self._input_used = True
+        if item is not None:
+            self._feeding.consumed()
         if step.kind == "train":
             self._advance(step, outcome, handed_over=bool(args))
         self._watches.run_through(self._dispatcher.finished_step)
@@ -142,11 +136,7 @@ class MonitoredSession:
         self._watches = Watches()
         self._coord = Coordinator(clean_stop_exception_types=())
         self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress())
-        self._input = None if data is None else Input(data, self._layout, prefetch=prefetch, remainder=remainder)
-
-        self._input_start: dict[str, Any] | None = None
-        self._input_layout = self._layout  # what the input lays batches out for
-        self._input_used = False
+        self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord)
 
         self._global_step = 0
         self._steps_run = 0
@@ -286,12 +276,8 @@ class MonitoredSession:
             self._stopping.take_up()
         if reported is not None:
             self._stopping.request(StopReason("ERROR", _shown(reported), "a thread"))
-        if self._input is not None and not self.stop_requested:
-            try:
-                if self._input.ended(self._look_at_threads):
-                    self._stopping.at_end_of_data(EndOfData())
-            except _ThreadStoppedError:
-                pass
+        if not self.stop_requested and self._feeding.ended():
+            self._stopping.at_end_of_data(EndOfData())
         if self._stopping.reason is None and self._coord.requested_exception is not None and not self._in_call:
             return self.should_stop()  # a thread has failed just now
         return self.stop_requested
@@ -407,7 +393,7 @@ class MonitoredSession:
     def seconds(self) -> dict[str, float]:
         """Where the time went so far: "input", "compile", "step", "hooks", "save", in seconds."""
         return {
-            "input": 0.0 if self._input is None else self._input.seconds_waited,
+            "input": self._feeding.seconds_waited,
             **self._dispatcher.seconds,
             "hooks": self._hooks.total_seconds,
             "save": self._save_seconds,
@@ -466,7 +452,7 @@ class MonitoredSession:
         self._unsaved_auxiliary = False
         self._outputs = None
         self._saving.start(self._dispatcher.state, restored)
-        self._position_input(restored)
+        self._feeding.go_to(None if restored is None else restored.session.get("input"), restored is not None)
         stored = {} if restored is None else restored.session["hooks"]
         if self.recoveries:
             stored = {**self._hook_states_at_begin, **stored}  # a hook that the checkpoint does not know begins again
@@ -474,23 +460,6 @@ class MonitoredSession:
             self._hooks.load_state_dicts(stored)
         self._stopping.at_end_of_data(self._hooks.after_create_session(self, self._coord))
         self._stopping.look_at_limit(step)
-
-    def _position_input(self, restored: Restored | None) -> None:
-        self._input_used = False
-        position = None if restored is None else restored.session.get("input")
-        if self._input is None:
-            if position is not None:
-                logger.warning("the checkpoint holds an input position, but the session has no data=: it will be lost")
-            return
-        if position is not None:
-            self._input.restore(position)
-            return
-        if restored is not None:
-            logger.warning("the checkpoint holds no input position: the input starts at its beginning")
-        if self._input_start is None:
-            self._input_start = self._input.position()
-        else:
-            self._input.restore(self._input_start)
 
     # ---- during the loop
 
@@ -526,31 +495,6 @@ class MonitoredSession:
         finally:
             self._in_run = outer
 
-    def _next_batch(self, layout: Layout) -> Item:
-        """The next batch of ``data``, laid out for the devices that the step runs on."""
-        assert self._input is not None
-        if layout is not self._input_layout and not self._input_used and self._input.can_rewind:
-            self._input.lay_out_for(layout)
-            self._input_layout = layout
-        try:
-            item = self._input.peek(self._look_at_threads)
-        except _ThreadStoppedError:
-            self._coord.raise_requested_exception()
-            raise
-        if layout is self._input_layout:
-            return item
-        if self._remainder != "error":
-            raise StepDefinitionError(
-                f'remainder="{self._remainder}" and steps on different devices do not go together with data=: hand the '
-                "batches to run(), or let all steps run on the same devices."
-            )
-        return move(item, layout)
-
-    def _look_at_threads(self) -> None:
-        """While the input is waited for: leave the wait if a thread has stopped the session, for an error or not."""
-        if self._coord.should_stop():
-            raise _ThreadStoppedError("A thread has stopped the session while it waited for the input.")
-
     def _advance(self, step: Step, outcome: Outcome, handed_over: bool) -> None:
         """Count a dispatched train step and stop at the limit."""
         self._handed_over = self._handed_over or handed_over
@@ -585,13 +529,13 @@ class MonitoredSession:
         """Everything that a resumed run needs, as of this step."""
         step, state, names = self._global_step, self._dispatcher.state, self._leaf_names
         hashes = self._replicas.dispatch(state, self._dispatcher.state_layout) if self._check_replicas else None
-        position = None if self._input is None else self._input.position()
+        content = {"hooks": self._hooks.state_dicts(), "input": self._feeding.position()}
 
         def gate() -> None:
             self._watches.run_through(step)
             self._replicas.check(hashes, names, step)
 
-        return SavePoint(state, {"hooks": self._hooks.state_dicts(), "input": position}, gate)
+        return SavePoint(state, content, gate)
 
     def _obstacle_to_recovery(self) -> str | None:
         """Why going back to a checkpoint now would silently lose something."""
@@ -699,8 +643,7 @@ class MonitoredSession:
         if self._phase == "closed":
             return
         self._phase = "closed"
-        if self._input is not None:
-            self._input.close()
+        self._feeding.close()
         self._saving.close()
         seconds, last = clock.monotonic() - self._started, self._saving.last_committed
         announce_end(self.run_id, self._steps_run, seconds, self._global_step, self._stopping.reason, last)

@@ -95,9 +95,7 @@ class Workers:
         if inside_worker():
             return [function() for function in functions]
         jobs = [_Job(function) for function in functions]
-        for job in jobs:
-            self._jobs.put(job)
-        self._staff()
+        self._staff(jobs)
         failure = self._first_failure(jobs, stall_secs)
         if failure is None:
             return [job.result for job in jobs]
@@ -141,7 +139,9 @@ class Workers:
                 return StalledError(stall_secs)
         return None
 
-    def _staff(self) -> None:
+    def _staff(self, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            self._jobs.put(job)
         with self._lock:
             missing = min(self._jobs.qsize() - self._idle, self._count - self._alive)
             for _ in range(missing):
