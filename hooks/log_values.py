@@ -77,13 +77,14 @@ class LoggingTensorHook(SessionRunHook):
         """Forget what another session logged."""
         self._first = True
         self._steps_per_run = 1
-        self._before = 0
+        self._before = self._seen = 0
         self._due = self._fetched = False
         self._logged_step: int | None = None
         self._logged_at: float | None = None
 
     def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
         """Count the seconds from now."""
+        self._seen = session.global_step
         self._logged_step = None  # the state is another one after a recovery, whatever its step
         if self._cadence is not None:
             self._cadence.rearm()
@@ -92,7 +93,7 @@ class LoggingTensorHook(SessionRunHook):
         """Fetch the values if this run will be logged."""
         self._before = before = run_context.global_step
         # How many steps the run adds is known only afterwards; mostly as many as the one before it.
-        self._due = self._cadence is not None and self._cadence.due(before, before + self._steps_per_run)
+        self._due = self._cadence is not None and self._cadence.due(self._seen, before + self._steps_per_run)
         self._fetched = self._due or self._first
         return self._args if self._fetched else None
 
@@ -101,11 +102,12 @@ class LoggingTensorHook(SessionRunHook):
         after = run_context.global_step
         self._first = False
         self._steps_per_run = after - self._before
+        seen, self._seen = self._seen, after  # steps of runs without hooks count from here on
         if self._cadence is None:
             return
         due = self._due
         if not self._by_seconds:
-            due = self._cadence.crossed(self._before, after)
+            due = self._cadence.crossed(seen, after)
         elif after > self._before == 0:
             due = True
         if due:

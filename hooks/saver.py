@@ -106,7 +106,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._listeners = _check_listeners(listeners)
         self._registered = False
         self._chief = True
-        self._before = 0
+        self._seen = 0
 
     def begin(self) -> None:
         """Begin the listeners."""
@@ -122,18 +122,16 @@ class CheckpointSaverHook(SessionRunHook):
                 session.add_saver_listener(listener)
             self._registered = True
         self._chief = session.is_chief
+        self._seen = session.global_step
         self._cadence.rearm()
-
-    def before_run(self, run_context: SessionRunContext) -> None:
-        """Note the step before the run."""
-        self._before = run_context.global_step
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Ask for a save if one is due."""
         by_seconds = self._cadence.elapsed()
         if by_seconds:
             self._cadence.rearm()
-        if self._cadence.crossed(self._before, run_context.global_step):
+        seen, self._seen = self._seen, run_context.global_step  # steps of runs without hooks count from here on
+        if self._cadence.crossed(seen, run_context.global_step):
             run_context.request_save(everywhere=True)
         elif by_seconds and self._chief:
             run_context.request_save()

@@ -62,16 +62,12 @@ class StepCounterHook(SessionRunHook):
         """Start again with the next run: what lies before it is not training."""
         self._disarm()
 
-    def before_run(self, run_context: SessionRunContext) -> None:
-        """Note the step before the run."""
-        self._before = run_context.global_step
-
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Measure if it is due."""
         after = run_context.global_step
         if self._from_step is None:
             self._arm(run_context.session, after)
-        elif self._cadence.due(self._before, after):
+        elif self._cadence.due(self._seen, after):
             session = run_context.session
             seconds = self._training_seconds(session) - self._from_seconds
             if seconds > 0:
@@ -79,9 +75,10 @@ class StepCounterHook(SessionRunHook):
                 if session.is_chief:
                     logger.info("global_step/sec: %g", self.last_rate)
             self._arm(session, after)
+        self._seen = after
 
     def _disarm(self) -> None:
-        self._before = 0
+        self._seen = 0
         self._from_step: int | None = None
         self._from_seconds = 0.0
 

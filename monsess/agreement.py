@@ -124,7 +124,8 @@ class Agreement:
 
     def want_save(self, everywhere: bool = False) -> None:
         """Wish for a checkpoint after the current run."""
-        self._save = True
+        with self._lock:
+            self._save = True
 
     def save_agreed(self) -> bool:
         """Whether a save was agreed on and not yet acted on."""
@@ -132,4 +133,5 @@ class Agreement:
 
     def save_taken(self) -> None:
         """The agreed save has been acted on."""
-        self._save = False
+        with self._lock:
+            self._save = False

@@ -13,6 +13,7 @@ from monsess.agreement import Agreement
 from monsess.binding import Call
 from monsess.engine import Compiled, compile_step
 from monsess.layout import Layout
+from monsess.log import logger
 from monsess.placement import replicated
 from monsess.reduction import merge
 from monsess.step import Step
@@ -41,7 +42,7 @@ class Dispatcher:
         self._max_in_flight = max_in_flight
         self._compiled: dict[Step, Compiled] = {}
         self._layouts: dict[Any, Layout] = {}
-        self._zero_signals: dict[Layout, jax.Array] = {}
+        self._fillers: dict[Layout, jax.Array] = {}
         self._in_flight: deque[tuple[int, jax.Array]] = deque()
         self.state: Any = None
         #: Layout: the devices that the state lies on.
@@ -83,19 +84,18 @@ class Dispatcher:
         if first:
             self._compiled[step] = compile_step(step, layout)
         signals = self._agreement.signals()
-        if signals is None and not call.args and not call.named:
-            signals = self._zeros(layout)  # pmap needs a mapped argument
-        result = self._compiled[step](state, mapped=(signals, call.args, call.named))
+        filler = self._filler(layout) if signals is None and not call.args and not call.named else None
+        result = self._compiled[step](state, mapped=(signals, call.args, call.named, filler))
         if step.kind == "train":
             self.state = result.state
         self._in_flight.append((step_after, result.nonfinite))
         self.seconds["compile" if first else "step"] += _now() - start
         return Outcome(merge(result.reduced, result.stacked), result.nonfinite)
 
-    def _zeros(self, layout: Layout) -> jax.Array:
-        if layout not in self._zero_signals:
-            self._zero_signals[layout] = layout.scalar(np.int32(0))
-        return self._zero_signals[layout]
+    def _filler(self, layout: Layout) -> jax.Array:
+        if layout not in self._fillers:
+            self._fillers[layout] = layout.scalar(np.int32(0))
+        return self._fillers[layout]
 
     def wait(self) -> None:
         """Wait for everything in flight."""
@@ -103,6 +103,14 @@ class Dispatcher:
         while self._in_flight:
             self._wait_for_oldest()
         self.seconds["step"] += _now() - start
+
+    def abandon(self) -> None:
+        """Wait for everything in flight whatever becomes of it: a recovery must not run beside what it replaces."""
+        while self._in_flight:
+            try:
+                self._wait_for_oldest()
+            except Exception as error:
+                logger.debug("a step that is rolled back has failed: %s", error)
 
     def _wait_for_oldest(self) -> None:
         step, token = self._in_flight.popleft()

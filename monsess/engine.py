@@ -34,7 +34,7 @@ class Dispatched(NamedTuple):
     agreed: jax.Array | None
 
 
-Mapped = tuple[Any, tuple[Any, ...], dict[str, Any]]  # signals, positional and named arguments of one run
+Mapped = tuple[Any, tuple[Any, ...], dict[str, Any], Any]  # signals, positional and named arguments, a filler
 Compiled = Callable[..., Dispatched]
 
 
@@ -46,8 +46,9 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
         layout: The local devices.
 
     Returns:
-        ``(state, mapped=(signals, args, named)) -> Dispatched``; the mapped leaves have a leading axis of the local
-        device count, the state has none and is donated if the step says so.
+        ``(state, mapped=(signals, args, named, filler)) -> Dispatched``; the mapped leaves have a leading axis of the
+        local device count, the state has none and is donated if the step says so. The filler is used for nothing:
+        pmap needs one mapped leaf, and None is enough where there is another.
     """
     axis = step.axis_name
     body = partial(_body, step)
@@ -87,7 +88,7 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
 
 def _body(step: Step, state: Any, *, mapped: Mapped) -> Dispatched:
     """What every device runs: the user's function, the reduction of its outputs, the sum of the signals."""
-    signals, args, named = mapped
+    signals, args, named, _ = mapped
     result = step.function(state, *args, **named)
     if step.kind == "eval":
         new_state, outputs = None, result

@@ -207,7 +207,7 @@ class Saving:
         """Wait for saves in flight and tell of them: a recovery restores the newest, which may be on its way."""
         self._wait(session)
 
-    def drain(self, cause: BaseException) -> None:
+    def drain(self, cause: BaseException | None) -> None:
         """Let saves in flight end, bounded, while the session is left for ``cause``; what fails is logged."""
         if self._saver is None:
             return

@@ -11,9 +11,11 @@ The loop is `MonitoredSession._run_once`; what surrounds it is how a session beg
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, final
@@ -155,6 +157,7 @@ class MonitoredSession:
         self._in_call = False
         self._whole_iteration = False  # whether the call under way is one of run_step_fn
         self._in_run = False
+        self._torn: str | None = None  # the run that was interrupted half-way
         self._raised: BaseException | None = None  # what the newest failed call raised
         self._phase = "starting"
         self._thread = threading.get_ident()  # the training thread: another one's wish waits for its next run
@@ -173,6 +176,7 @@ class MonitoredSession:
             self._leave_with_error(error)
             raise
         self._phase = "open"
+        _open_sessions.add(self)
 
     # ---- running
 
@@ -334,7 +338,11 @@ class MonitoredSession:
         if self._phase != "open":
             return
         if self._raised is not None and sys.exception() is self._raised:
-            self._leave_with_error(self._raised)  # try: run ... finally: close() - an error never saves
+            # try: run ... finally: close() - an error never saves
+            logger.warning(
+                "closed while %s is being handled: step %d is not saved", _shown(self._raised), self._global_step
+            )
+            self._leave_with_error(self._raised)
         else:
             self._leave_cleanly()
 
@@ -427,9 +435,17 @@ class MonitoredSession:
 
     def _create(self) -> None:
         """Restore or initialise the state, and tell the hooks that it exists; also after a recovery."""
+        in_call, self._in_call = self._in_call, True  # what a hook calls here fails with the whole creation
+        try:
+            self._create_once()
+        finally:
+            self._in_call = in_call
+
+    def _create_once(self) -> None:
         if self.recoveries:
             self._stopping.roll_back()
             self._agreement.save_taken()  # what was to be saved is rolled back; what is restored is saved
+            self._dispatcher.abandon()
         # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
         restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
         if restored is None and self.recoveries and not self._allow_reinit:
@@ -450,6 +466,7 @@ class MonitoredSession:
         self._watches.clear()
         self._checked_first_step = False
         self._unsaved_auxiliary = False
+        self._torn = None
         self._outputs = None
         self._saving.start(self._dispatcher.state, restored)
         self._feeding.go_to(None if restored is None else restored.session.get("input"), restored is not None)
@@ -489,11 +506,30 @@ class MonitoredSession:
                 "run() of a train step inside a run, from a hook, would call the hooks without end. Use "
                 "run_without_hooks(step)."
             )
+        self._require_whole(step)
         self._in_run = True
+        state, counted = self._dispatcher.state, self._global_step
         try:
             return self._run_once(step, args, with_hooks)
+        except BaseException as error:
+            if step.kind == "train" and self._is_torn(state, counted + step.steps_per_run, error):
+                self._torn = f"{type(error).__name__} in the run to step {counted + step.steps_per_run}"
+            raise
         finally:
             self._in_run = outer
+
+    def _is_torn(self, state_before: Any, step_after: int, error: BaseException) -> bool:
+        """Whether a run was left after the state had changed and before everything else had followed."""
+        if self._dispatcher.state is state_before:
+            return any(leaf.is_deleted() for leaf in jax.tree.leaves(state_before)[:1])
+        return not isinstance(error, Exception) or self._global_step != step_after
+
+    def _require_whole(self, step: Step | None = None) -> None:
+        if self._torn is not None and (step is None or step.kind == "train"):
+            raise MonsessError(
+                f"{self._torn} interrupted it half-way: state, step and hooks no longer belong together and cannot be "
+                "saved or trained on. Start again; the newest checkpoint is sound."
+            )
 
     def _advance(self, step: Step, outcome: Outcome, handed_over: bool) -> None:
         """Count a dispatched train step and stop at the limit."""
@@ -520,6 +556,7 @@ class MonitoredSession:
 
     def _save_if_agreed(self) -> None:
         if self._agreement.save_agreed() and not self._unsaved_auxiliary:
+            self._require_whole()
             self._agreement.save_taken()
             start = clock.monotonic()
             self._saving.save(self, self._save_point)
@@ -571,6 +608,9 @@ class MonitoredSession:
         if error is None or isinstance(error, EndOfData):
             self.close()
             return error is not None
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            self.close()  # exit code 0 promises that the final step is committed
+            return False
         if self._phase == "open":
             self._leave_with_error(error)
         return False
@@ -580,6 +620,7 @@ class MonitoredSession:
         try:
             if self._coord.requested_exception is not None:
                 raise self._coord.requested_exception
+            self._require_whole()
             self._dispatcher.wait()
             self._watches.run_through(float("inf"))
             if self._unsaved_auxiliary:
@@ -643,6 +684,7 @@ class MonitoredSession:
         if self._phase == "closed":
             return
         self._phase = "closed"
+        _open_sessions.discard(self)
         self._feeding.close()
         self._saving.close()
         seconds, last = clock.monotonic() - self._started, self._saving.last_committed
@@ -663,6 +705,22 @@ class MonitoredSession:
         if self._phase == "closing":
             raise SessionClosedError("The session is ending: hooks may still run eval steps, but no train step.")
         self._stopping.require_none()
+
+
+_open_sessions: weakref.WeakSet[MonitoredSession] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Let saves of sessions that nobody closed end, and say what is lost."""
+    for session in list(_open_sessions):
+        session._saving.drain(None)
+        logger.error(
+            "run %s: the session was never closed: step %d is not saved, the newest checkpoint is %s; use `with`",
+            session.run_id,
+            session.global_step,
+            session._saving.last_committed,
+        )
 
 
 def _shown(error: BaseException) -> str:

@@ -55,12 +55,12 @@ class TestCheckpointSaver:
             session.run(steps=4)
         assert session.saved_steps == [12, 20, 32, 40]
 
-    def test_step_by_a_run_without_hooks_is_not_made_up_for(self):
+    def test_multiple_crossed_by_a_run_without_hooks_is_saved_at_the_next_run(self):
         session = FakeSession(CheckpointSaverHook(save_steps=10), step=8)
         session.run()
         session.global_step += 1
         session.run()
-        assert session.saves == []
+        assert session.saves == [(11, True)]
 
     def test_saves_by_seconds(self):
         with FakeClock() as clock:

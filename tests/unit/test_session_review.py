@@ -376,3 +376,154 @@ def test_hook_state_that_json_changes_is_refused(state):
 
     with pytest.raises(ms.HookError, match="changes when it is stored"):
         ms.MonitoredTrainingSession(toy.init_fn, hooks=[Odd()])
+
+
+def test_run_interrupted_half_way_is_never_committed(tmp_path, monkeypatch):
+    from monsess.session import MonitoredSession
+
+    sess = ms.MonitoredTrainingSession(
+        toy.init_fn, data=toy.batches(9), checkpoint_dir=tmp_path, save_checkpoint_steps=2
+    )
+    advance = MonitoredSession._advance
+    with pytest.raises(ms.MonsessError, match="interrupted it half-way"):
+        with sess:
+            for _ in range(3):
+                sess.run(toy.train)
+
+            def interrupted(self, *args, **kwargs):
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(MonitoredSession, "_advance", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sess.run(toy.train)  # the state has advanced, the step has not
+            monkeypatch.setattr(MonitoredSession, "_advance", advance)
+            with pytest.raises(ms.MonsessError, match="newest checkpoint is sound"):
+                sess.run(toy.train)
+            sess.run(toy.evaluate, toy.batch(0))
+    assert ms.CheckpointStore(tmp_path).steps() == [2]
+
+
+@pytest.mark.parametrize("place", ["before_run", "data", "step"])
+def test_interruption_before_the_step_harms_nothing(tmp_path, place):
+    interrupt = [place]
+
+    def once(here):
+        if here in interrupt:
+            interrupt.clear()
+            raise KeyboardInterrupt
+
+    class Hook(ms.SessionRunHook):
+        def before_run(self, run_context):
+            if run_context.global_step == 2:
+                once("before_run")
+
+    class Data:
+        def __iter__(self):
+            yield from toy.batches(2)
+            once("data")
+            yield from toy.batches(9)[2:]
+
+    @ms.train_step
+    def step(state, batch):
+        if sess.global_step == 0:
+            once("step")
+        return toy.train.function(state, batch)
+
+    with ms.MonitoredTrainingSession(
+        toy.init_fn, data=Data(), checkpoint_dir=tmp_path, hooks=[Hook()], prefetch=0
+    ) as sess:
+        interruptions = 0
+        while not sess.should_stop():
+            try:
+                sess.run(step)
+            except KeyboardInterrupt:
+                interruptions += 1
+                if place == "data":
+                    break
+    assert interruptions == 1
+    last = sess.global_step
+    assert last == (2 if place == "data" else 9)
+    toy.assert_same_bits(sess.state_copy(), toy.straight(last))
+    assert ms.latest_checkpoint(tmp_path) == last
+
+
+def test_schedules_notice_multiples_crossed_in_runs_without_hooks(tmp_path):
+    lines = []
+    hook = ms.LoggingTensorHook(
+        ["loss"], every_n_iter=10, formatter=lambda values: lines.append(sess.global_step) or ""
+    )
+    with ms.MonitoredTrainingSession(
+        toy.init_fn,
+        data=toy.batches(40),
+        checkpoint_dir=tmp_path,
+        save_checkpoint_steps=10,
+        keep=ms.KeepLast(9),
+        hooks=[hook],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(toy.train)
+            sess.run_without_hooks(toy.train)
+    assert ms.CheckpointStore(tmp_path).steps() == [11, 21, 31, 40]
+    assert lines == [1, 11, 21, 31]
+
+
+def test_exit_with_code_0_commits_the_step_and_any_other_does_not(tmp_path):
+    for code, expected in ((3, None), (0, 2)):
+        with pytest.raises(SystemExit):
+            with ms.MonitoredTrainingSession(toy.init_fn, data=toy.batches(5), checkpoint_dir=tmp_path) as sess:
+                sess.run(toy.train)
+                sess.run(toy.train)
+                raise SystemExit(code)
+        assert ms.latest_checkpoint(tmp_path) == expected
+
+
+def test_session_that_was_never_closed_says_so_at_exit(tmp_path, caplog):
+    from monsess.session import _at_exit
+
+    sess = ms.MonitoredTrainingSession(
+        toy.init_fn, data=toy.batches(5), checkpoint_dir=tmp_path, save_checkpoint_steps=2
+    )
+    for _ in range(3):
+        sess.run(toy.train)
+    _at_exit()
+    assert "never closed: step 3 is not saved, the newest checkpoint is 2; use `with`" in caplog.text
+    assert ms.latest_checkpoint(tmp_path) == 2
+    sess.close()
+    caplog.clear()
+    _at_exit()
+    assert "never closed" not in caplog.text
+
+
+def test_close_in_finally_saves_nothing_after_an_error_and_says_so(tmp_path, caplog):
+    sess = ms.MonitoredTrainingSession(toy.init_fn, checkpoint_dir=tmp_path)
+    with pytest.raises(ms.BatchError):
+        try:
+            sess.run(toy.train, toy.batch(0))
+            sess.run(toy.train, {"x": np.ones(3), "y": np.ones(3)})
+        finally:
+            sess.close()
+    assert ms.latest_checkpoint(tmp_path) is None
+    assert "step 1 is not saved" in caplog.text
+
+
+def test_transient_error_of_a_call_inside_after_create_session_repeats_the_creation():
+    trace = []
+
+    class Outer(ms.SessionRunHook):
+        def after_create_session(self, session, coord):
+            trace.append("A")
+
+    class Calls(ms.SessionRunHook):
+        def after_create_session(self, session, coord):
+            trace.append("B(")
+            session.run_step_fn(self.step_fn)
+            trace.append("B)")
+
+        def step_fn(self, step_context):
+            if trace.count("B(") == 1:
+                raise ConnectionError("once")
+
+    recovery = ms.Recovery(backoff_secs=0, is_transient=lambda e: isinstance(e, ConnectionError))
+    with ms.MonitoredTrainingSession(toy.init_fn, hooks=[Outer(), Calls()], recovery=recovery) as sess:
+        assert sess.recoveries == 0
+    assert trace == ["A", "B(", "A", "B(", "B)"]
