@@ -69,7 +69,6 @@ def plant_leftovers(folder):
     for name in (".staging-99-dead", "7"):
         (root / name / "session.json").write_bytes(session)
         (root / name / "default" / "half").write_bytes(b"half")
-    (root / "7" / "commit.json").write_bytes(b"")
 
 
 def test_killed_while_it_tidies_up_the_next_attempt_does_it(workers, cache, straight, seed, killed):
