@@ -14,7 +14,7 @@ from kills import SIGKILLED, assert_sound, assert_tidy, finish, lineage, output,
 pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(1800)]  # `make soak` does ten times as much
 
 #: How many accesses to files are tried, per store.
-COUNT = 2 * int(os.environ.get("MONSESS_RANDOM_KILLS") or 4)
+COUNT = 4 + int(os.environ.get("MONSESS_RANDOM_KILLS") or 4)
 #: Three saves, the older ones deleted after each.
 SHORT = Options(last_step=6, every=2, keep=1)
 

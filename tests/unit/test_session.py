@@ -42,10 +42,22 @@ def test_golden_trace_with_endings_in_reverse():
     with ms.MonitoredTrainingSession(toy.init_fn, data=toy.batches(2), hooks=hooks) as sess:
         while not sess.should_stop():
             sess.run(toy.train)
-    assert (
-        trace
-        == ["A.begin", "B.begin", "A.acs", "B.acs", "A.before@0", "B.before@0", "A.after@1", "B.after@1", "A.before@1", "B.before@1", "A.after@2", "B.after@2", "B.end", "A.end"]
-    )
+    assert trace == [
+        "A.begin",
+        "B.begin",
+        "A.acs",
+        "B.acs",
+        "A.before@0",
+        "B.before@0",
+        "A.after@1",
+        "B.after@1",
+        "A.before@1",
+        "B.before@1",
+        "A.after@2",
+        "B.after@2",
+        "B.end",
+        "A.end",
+    ]
     assert sess.stop_reason == ms.StopReason.END_OF_DATA
 
 
