@@ -116,11 +116,20 @@ def test_the_default_of_600_seconds_survives_a_none_for_the_steps(tmp_path):
 
 @trap("W-35")
 def test_giving_one_of_a_pair_is_enough():
-    ms.StepCounterHook(every_n_secs=5)
-    ms.StepCounterHook(every_n_steps=5)
-    ms.LoggingTensorHook(["n"], every_n_secs=5)
-    ms.CheckpointSaverHook(save_secs=5)
-    ms.CheckpointSaverHook(save_secs=5, save_steps=5)
+    by_secs, by_steps = ms.StepCounterHook(every_n_secs=5), ms.StepCounterHook(every_n_steps=5)
+    both = ms.CheckpointSaverHook(save_secs=5, save_steps=5)
+    with ms.testing.FakeClock() as clock:
+        for hook in (by_secs, by_steps, both):
+            hook._cadence.rearm()
+        assert not by_secs._cadence.due(4, 5)  # the default of 100 steps does not come in beside the seconds
+        assert by_steps._cadence.due(4, 5)
+        assert both._cadence.due(4, 5)
+        clock.advance(5)
+        assert by_secs._cadence.due(0, 1)
+        assert not by_steps._cadence.due(0, 1)
+        assert both._cadence.due(0, 1)
+    for alone in (ms.LoggingTensorHook(["n"], every_n_secs=5), ms.CheckpointSaverHook(save_secs=5)):
+        assert not alone._cadence.crossed(4, 5)
 
 
 # ---- W-39: the rate of steps

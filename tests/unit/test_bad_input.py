@@ -34,7 +34,9 @@ def test_a_function_wrapped_by_pmap_is_refused_at_declaration(declare, wrapped):
 
 
 def test_a_function_wrapped_by_jit_is_fine():
-    run(ms.train_step(jax.jit(plain)), ONES)
+    with ms.MonitoredTrainingSession(init_fn) as sess:
+        sess.run(ms.train_step(jax.jit(plain)), ONES)
+        assert sess.global_step == 1
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "1", None])
