@@ -147,11 +147,6 @@ class Saving:
                 "aside-<step>-<attempt>."
             )
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether the store is open for writing."""
-        return self._saver is not None
-
     def add_listener(self, listener: Any) -> None:
         """Have ``listener`` told of every save; adding it twice changes nothing."""
         if all(one is not listener for one in self._listeners):
