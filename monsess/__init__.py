@@ -6,8 +6,11 @@ from monsess import testing as testing
 from monsess.agreement import StopReason as StopReason
 from monsess.checkpoint import CheckpointOptions as CheckpointOptions
 from monsess.checkpoint import CheckpointStore as CheckpointStore
+from monsess.checkpoint import KeepBest as KeepBest
+from monsess.checkpoint import KeepEvery as KeepEvery
 from monsess.checkpoint import KeepLast as KeepLast
 from monsess.checkpoint import Retention as Retention
+from monsess.checkpoint import StepRecord as StepRecord
 from monsess.checkpoint import latest_checkpoint as latest_checkpoint
 from monsess.checkpoint import load_checkpoint as load_checkpoint
 from monsess.coordinator import Coordinator as Coordinator
@@ -84,6 +87,8 @@ __all__ = [
     "GlobalStepWaiterHook",
     "HookError",
     "InputPositionError",
+    "KeepBest",
+    "KeepEvery",
     "KeepLast",
     "LeftAloneError",
     "LoggingTensorHook",
@@ -113,6 +118,7 @@ __all__ = [
     "StepContext",
     "StepCounterHook",
     "StepDefinitionError",
+    "StepRecord",
     "StopAtStepHook",
     "StopReason",
     "StorageError",

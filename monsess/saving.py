@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from monsess import clock
 from monsess.checkpoint import CheckpointOptions, CheckpointStore, Retention
 from monsess.checkpoint.leaves import LeafTable, describe
 from monsess.checkpoint.restore import Restored, find_restorable
@@ -59,6 +60,7 @@ class Saving:
         self.store = None if url is None else CheckpointStore(url, storage_options)
         self.run_id = uuid.uuid4().hex[:12]
         self.attempt = uuid.uuid4().hex[:8]
+        self._began = round(clock.wall(), 3)  # the lineage
         self._options = options
         self._keep = keep
         self._on_commit = on_commit
@@ -102,8 +104,10 @@ class Saving:
             run = self.store.read_run()
             if run is not None and run.get("run_id"):
                 self.run_id = str(run["run_id"])  # an attempt that died before its first commit is the same run
+                self._began = float(run.get("started", self._began))
             return None
         self.run_id = str(restored.session["run_id"])
+        self._began = restored.started
         return restored
 
     def start(self, state: Any, restored: Restored | None) -> None:
@@ -129,12 +133,18 @@ class Saving:
         if self.store is None or self._saver is not None:
             return
         run = self.store.read_run() or {}
-        self.store.write_run({**run, "run_id": self.run_id, "last_attempt": self.attempt})
+        self.store.write_run({**run, "run_id": self.run_id, "started": self._began, "last_attempt": self.attempt})
         for step in reversed(self._newer):
             logger.info("moved the newer step %d to %s", step, self.store.set_aside(step, self.attempt))
         self._newer = []
         self._saver = Saver(
-            self.store, self._options, self._keep, attempt=self.attempt, run_id=self.run_id, protect=self._protected
+            self.store,
+            self._options,
+            self._keep,
+            attempt=self.attempt,
+            run_id=self.run_id,
+            protect=self._protected,
+            started=self._began,
         )
 
     def _look_at_newer(self, restore_step: int) -> None:

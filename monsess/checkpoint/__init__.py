@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from monsess.checkpoint.commit import StepRecord
 from monsess.checkpoint.options import CheckpointOptions
 from monsess.checkpoint.restore import latest_checkpoint, load_checkpoint
-from monsess.checkpoint.retention import KeepLast, Retention
+from monsess.checkpoint.retention import KeepBest, KeepEvery, KeepLast, Retention
 from monsess.checkpoint.store import CheckpointStore
 
-__all__ = ["CheckpointOptions", "CheckpointStore", "KeepLast", "Retention", "latest_checkpoint", "load_checkpoint"]
+__all__ = [
+    "CheckpointOptions",
+    "CheckpointStore",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
+    "Retention",
+    "StepRecord",
+    "latest_checkpoint",
+    "load_checkpoint",
+]

@@ -19,25 +19,48 @@ ITEM = "default"
 _FORMAT = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class CommitRecord:
-    """What a commit.json says.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What is known of a committed step, by which a retention chooses.
 
     Args:
-        step: Global step, equal to the directory's name.
+        step: Global step.
         run_id: Lineage of runs that resumed from one another.
         attempt: The one of them that wrote it.
-        time: Seconds since the epoch, for people and for retention by age.
-        files: Size and sha256 of every other file, by name relative to the step's directory.
-        metrics: Values by which retention may rank the step.
+        time: When it was committed, in seconds since the epoch.
+        started: When the lineage began, likewise: a time base that survives restarts.
+        metrics: Values by which it may be ranked; finite.
+
+    Example:
+        >>> import monsess as ms
+        >>> record = ms.StepRecord(step=5, run_id="r", attempt="a", time=60.0, started=0.0, metrics={"loss": 0.5})
+        >>> record.metrics["loss"]
+        0.5
     """
 
     step: int
     run_id: str
     attempt: str
     time: float
-    files: Mapping[str, Digest]
+    started: float
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommitRecord(StepRecord):
+    """What a commit.json says.
+
+    Args:
+        step: Global step, equal to the directory's name.
+        run_id: Lineage of runs that resumed from one another.
+        attempt: The one of them that wrote it.
+        time: When it was committed, in seconds since the epoch.
+        started: When the lineage began, likewise.
+        metrics: Values by which it may be ranked; finite.
+        files: Size and sha256 of every other file, by name relative to the step's directory.
+    """
+
+    files: Mapping[str, Digest]
 
     def encode(self) -> bytes:
         """The bytes of the commit.json."""
@@ -48,6 +71,7 @@ class CommitRecord:
             "run_id": self.run_id,
             "attempt": self.attempt,
             "time": self.time,
+            "started": self.started,
             "metrics": dict(self.metrics),
             "files": {name: {"size": d.size, "sha256": d.sha256} for name, d in self.files.items()},
         }
@@ -75,7 +99,13 @@ def decode(data: bytes, step: int) -> CommitRecord:
         if SESSION not in files or not all(map(_is_plain, files)):
             raise ValueError("its list of files is not one of a checkpoint")
         return CommitRecord(
-            step, str(body["run_id"]), str(body["attempt"]), float(body["time"]), files, dict(body["metrics"])
+            step=step,
+            run_id=str(body["run_id"]),
+            attempt=str(body["attempt"]),
+            time=float(body["time"]),
+            started=float(body["started"]),
+            metrics=dict(body["metrics"]),
+            files=files,
         )
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not a commit record ({type(error).__name__})") from error

@@ -26,11 +26,12 @@ _ORBAX_FOLDER = "orbax"
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """Who writes: the lineage, the attempt, and where files are staged on their way to a remote store."""
+    """Who writes: the lineage and when it began, the attempt, and where files are staged for a remote store."""
 
     run_id: str
     attempt: str
     staging_dir: str | None
+    started: float
 
 
 def publish(
@@ -74,7 +75,15 @@ def publish(
     local = store._storage.local_path
 
     def record(files: dict[str, Digest]) -> CommitRecord:
-        return CommitRecord(step, writer.run_id, writer.attempt, round(clock.wall(), 3), files, metrics)
+        return CommitRecord(
+            step=step,
+            run_id=writer.run_id,
+            attempt=writer.attempt,
+            time=round(clock.wall(), 3),
+            started=writer.started,
+            metrics=metrics,
+            files=files,
+        )
 
     if local is not None:
         folder = os.path.join(local, f"{STAGING_PREFIX}{step}-{writer.attempt}")
@@ -182,11 +191,11 @@ def _not_arrived(store: CheckpointStore, step: int, files: Mapping[str, Digest])
     return [name for name, digest in files.items() if sizes.get(name, -1) not in (None, digest.size)]
 
 
-def _stage(folder: str, step: int, content: dict[str, Any], tree: Any) -> None:
+def _stage(folder: str, step: int, content: dict[str, Any], tree: Any, compress: bool = False) -> None:
     with open(os.path.join(folder, SESSION), "w", encoding="utf-8") as file:
         json.dump(content, file)
     inner = os.path.join(folder, _ORBAX_FOLDER)
-    orbax_io.write(inner, step, tree)
+    orbax_io.write(inner, step, tree, compress=compress)
     for name in os.listdir(inner):
         os.rename(os.path.join(inner, name), os.path.join(folder, name))
     os.rmdir(inner)

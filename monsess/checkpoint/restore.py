@@ -16,7 +16,7 @@ from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafSpec, LeafTable, describe, dtype_name, named_dtype
 from monsess.checkpoint.staging import StagingDirectory
-from monsess.checkpoint.store import CheckpointStore, Survey
+from monsess.checkpoint.store import CheckpointStore, Standing
 from monsess.checkpoint.table import check_against, nest, unpack_row, unpack_specs
 from monsess.errors import DamagedCheckpointError, StateMismatchError, StorageError
 from monsess.log import logger
@@ -33,12 +33,14 @@ class Restored:
 
     Args:
         step: Global step.
+        started: When the lineage began, in seconds since the epoch.
         session: The parsed session.json.
         leaves: Numpy arrays (for typed keys their uint32 key data) and Python scalars, in the order of ``specs``.
         specs: What the leaves are, with the ``finite`` flags of the state that was saved.
     """
 
     step: int
+    started: float
     session: dict[str, Any]
     leaves: list[Any]
     specs: LeafTable
@@ -177,55 +179,57 @@ def _newest(
     load: Callable[[CommitRecord], tuple[list[str], T]],
 ) -> T | None:
     for _ in range(_LOOKS):
-        survey = store._survey()
-        _name_ignored(store, survey)
-        if restore_step is not None:
-            _check_choice(store, survey, restore_step)
+        listing = store._look()
         vanished = False
         damaged: list[str] = []
-        for step in sorted({*survey.committed, *survey.broken}, reverse=True):
+        ignored: list[str] = sorted(listing.odd)
+        for step in reversed(listing.numbers):
             if restore_step not in (None, step):
                 continue
-            if step in survey.committed:
-                problems, result = load(survey.committed[step])
+            found = store._look_at(step, listing)
+            if isinstance(found, CommitRecord):
+                problems, result = load(found)
                 if not problems:
+                    _name_ignored(store, ignored)
                     return result
                 if store._read_commit(step) is None:
                     vanished = True  # deleted while it was read: not damage
                     continue
-            else:
+            elif found is Standing.BROKEN:
                 problems = [f"{COMMIT} is not valid"]
+            else:
+                ignored.insert(0, str(step))
+                continue
             store._damaged.add(step)
             text = f"step {step} ({'; '.join(problems[:4])}{'; …' if len(problems) > 4 else ''})"
             damaged.append(text)
             if strict or restore_step is not None:
                 break
             logger.warning("Damaged checkpoint in %s: %s. It is left there and an older one is taken.", store.url, text)
+        _name_ignored(store, ignored)
         if damaged:
             raise DamagedCheckpointError(
                 f"No sound checkpoint could be restored from {store.url}: {', '.join(damaged)}. Bring the directory "
                 "back from a copy, choose a sound step with CheckpointOptions(restore_step=...), or start in another "
                 "directory."
             )
+        if restore_step is not None:
+            there = ", ".join(map(str, store.steps())) or "none"
+            raise StorageError(
+                f"Step {restore_step} is not a committed checkpoint in {store.url}; committed steps: {there}."
+            )
         if not vanished:
             return None
     raise StorageError(f"The checkpoints in {store.url} were deleted while they were read. Start again.")
 
 
-def _check_choice(store: CheckpointStore, survey: Survey, step: int) -> None:
-    if step not in survey.committed and step not in survey.broken:
-        there = ", ".join(map(str, sorted(survey.committed))) or "none"
-        raise StorageError(f"Step {step} is not a committed checkpoint in {store.url}; committed steps: {there}.")
-
-
-def _name_ignored(store: CheckpointStore, survey: Survey) -> None:
-    ignored = [str(step) for step in sorted([*survey.uncommitted, *survey.unfinished])] + sorted(survey.odd)
+def _name_ignored(store: CheckpointStore, ignored: Sequence[str]) -> None:
     if ignored:
         logger.warning("Ignored in %s, because they are not committed checkpoints: %s.", store.url, ", ".join(ignored))
 
 
 def _load(store: CheckpointStore, record: CommitRecord, staging_dir: str | None) -> tuple[list[str], Restored]:
-    nothing = Restored(record.step, {}, [], LeafTable())
+    nothing = Restored(record.step, record.started, {}, [], LeafTable())
     with contextlib.ExitStack() as stack:
         local = store._storage.local_path
         if local is not None:
@@ -251,7 +255,7 @@ def _load(store: CheckpointStore, record: CommitRecord, staging_dir: str | None)
             ) from error
     checked = zip(specs, leaves, strict=True)
     problems = [f"leaf {spec.path!r}: {text}" for spec, leaf in checked if (text := check_against(spec, leaf))]
-    return problems, Restored(record.step, session, leaves, specs)
+    return problems, Restored(record.step, record.started, session, leaves, specs)
 
 
 def _read_leaves(folder: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from monsess import clock
 from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import CommitRecord
 from monsess.checkpoint.leaves import LeafSpec, holds_inf, holds_nan, is_inexact, to_host
@@ -69,6 +70,7 @@ class Saver:
         attempt: Name of this attempt, part of file names.
         run_id: Lineage.
         protect: Steps that are never deleted; may be changed while the saver runs.
+        started: When the lineage began, in seconds since the epoch; None for now.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class Saver:
         attempt: str,
         run_id: str,
         protect: set[int] | None = None,
+        started: float | None = None,
     ) -> None:
         self._store = store
         self._options = options
-        self._writer = Writer(run_id, attempt, options.staging_dir)
+        began = round(clock.wall(), 3) if started is None else started
+        self._writer = Writer(run_id, attempt, options.staging_dir, began)
         self._upkeep = Upkeep(store, self._writer, keep, set() if protect is None else protect)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None

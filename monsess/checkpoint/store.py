@@ -9,18 +9,22 @@ that is not valid beside such a mark is that of an *unfinished* step, which is n
 that was killed in its very first commit starts again by itself, and one whose checkpoints are damaged never does.
 
 Either way nothing that has a commit.json is cleaned up; it is moved aside when its number is needed.
+
+run.json remembers what the commit records of the steps said, so that a directory of a thousand steps is surveyed with
+two requests. It is a memory and no proof: whatever is restored, deleted or overwritten is looked at itself before.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
-from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, decode
+from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, StepRecord, decode
 from monsess.errors import MonsessError, StorageError
 from monsess.localfiles import Digest
 from monsess.log import logger, mask
@@ -35,30 +39,56 @@ DELETING_PREFIX = ".deleting-"
 PENDING_PREFIX = ".pending-"
 #: Skipped non-finite saves, as `run.json` remembers them across attempts.
 NONFINITE = "nonfinite"
+#: What the commit records of the steps said, as `run.json` remembers it.
+INDEX = "steps"
 _STEP_NAME = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey:
-    """What a listing of a checkpoint directory shows.
+class Listing:
+    """The names in a checkpoint directory, in one request.
 
     Args:
-        committed: Record of each committed step.
-        broken: Steps whose commit.json is there and not valid: damage.
-        unfinished: Steps whose commit.json was never whole.
-        uncommitted: Steps without a commit.json.
+        numbers: Those that are step numbers, in ascending order.
         pending: Steps that are marked as being written or deleted.
         staging: Names of local staging directories.
         odd: Names of directories that begin with a digit and are no steps.
     """
 
-    committed: dict[int, CommitRecord]
-    broken: list[int]
-    unfinished: list[int]
-    uncommitted: list[int]
+    numbers: list[int]
     pending: set[int]
     staging: list[str]
     odd: list[str]
+
+
+class Standing(enum.Enum):
+    """What a step is that is not a committed checkpoint."""
+
+    #: It has no commit.json.
+    UNCOMMITTED = "not committed"
+    #: Its commit.json was never whole.
+    UNFINISHED = "not finished"
+    #: Its commit.json is there and not valid: damage.
+    BROKEN = "damaged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What is under each number of a checkpoint directory.
+
+    Args:
+        listing: The names.
+        committed: What is known of each committed step.
+        others: What each other number is.
+    """
+
+    listing: Listing
+    committed: dict[int, StepRecord]
+    others: dict[int, Standing]
+
+    def those(self, *standings: Standing) -> list[int]:
+        """The numbers that are one of ``standings``, in ascending order."""
+        return sorted(step for step, standing in self.others.items() if standing in standings)
 
 
 @final
@@ -92,7 +122,7 @@ class CheckpointStore:
         return f"CheckpointStore({self.url!r})"
 
     def steps(self) -> list[int]:
-        """List the committed steps; their content is not verified.
+        """List the committed steps, whose content is not verified.
 
         Returns:
             Steps in ascending order; empty only if the listing proved it.
@@ -100,7 +130,7 @@ class CheckpointStore:
         Raises:
             StorageError: The directory could not be listed or read.
         """
-        return sorted(self._survey().committed)
+        return sorted(self._survey(self._remembered()).committed)
 
     def verify(self, step: int) -> list[str]:
         """Read every byte of a committed step and compare it with the commit record.
@@ -134,8 +164,7 @@ class CheckpointStore:
         """
         if step in self._pins():
             raise MonsessError(f"Step {step} in {self.url} is pinned and is not deleted. Call unpin({step}) first.")
-        if step not in self.steps():
-            raise MonsessError(f"Step {step} in {self.url} is not a committed checkpoint; there are {self.steps()}.")
+        self._demand(step)
         self._delete_step(step)
 
     def pin(self, step: int) -> None:
@@ -148,8 +177,7 @@ class CheckpointStore:
             MonsessError: The step is not a committed checkpoint.
             StorageError: The pin could not be written.
         """
-        if step not in self.steps():
-            raise MonsessError(f"Step {step} in {self.url} is not a committed checkpoint; there are {self.steps()}.")
+        self._demand(step)
         self._storage.write(f"{PINS}/{step}", b"")
 
     def unpin(self, step: int) -> None:
@@ -227,39 +255,65 @@ class CheckpointStore:
         self._damaged.discard(step)
         return target
 
-    def _survey(self, known: Mapping[int, CommitRecord] | None = None) -> Survey:
-        """Look at the whole directory; commit records in ``known`` are not read again."""
-        known = known or {}
-        listing = self._list_root()
-        directories = [name for name, entry in listing.items() if entry.is_dir]
-        numeric = sorted(int(name) for name in directories if _STEP_NAME.fullmatch(name))
-        unread = [step for step in numeric if step not in known]
-        data = self._storage.map([lambda s=s: self._read_commit(s) for s in unread])
-        survey = Survey(
-            {step: known[step] for step in numeric if step in known},
-            [],
-            [],
-            [],
-            _pending(listing),
+    def _demand(self, step: int) -> None:
+        """Raise unless ``step`` is committed now."""
+        if not isinstance(self._look_at(step, self._look()), CommitRecord):
+            raise MonsessError(f"Step {step} in {self.url} is not a committed checkpoint; there are {self.steps()}.")
+
+    def _look(self) -> Listing:
+        """List the directory."""
+        found = self._list_root()
+        directories = [name for name, entry in found.items() if entry.is_dir]
+        return Listing(
+            sorted(int(name) for name in directories if _STEP_NAME.fullmatch(name)),
+            _pending(found),
             [name for name in directories if name.startswith(STAGING_PREFIX)],
             [name for name in directories if name[:1].isdigit() and not _STEP_NAME.fullmatch(name)],
         )
-        for step, content in zip(unread, data, strict=True):
-            self._sort_in(step, content, survey)
+
+    def _look_at(self, step: int, listing: Listing) -> CommitRecord | Standing:
+        """Read the commit record of one step."""
+        for again in (True, False):
+            data = self._read_commit(step)
+            if data is None:
+                break
+            try:
+                return decode(data, step)
+            except ValueError:
+                if step in listing.pending:
+                    return Standing.UNFINISHED
+            if again:  # perhaps it was begun and ended since the listing
+                listing.pending.update(_pending(self._list_root()))
+        return Standing.UNCOMMITTED if data is None else Standing.BROKEN
+
+    def _survey(self, known: Mapping[int, StepRecord] | None = None) -> Survey:
+        """Look at every step; commit records in ``known`` are not read again."""
+        listing = self._look()
+        known = {step: record for step, record in (known or {}).items() if step not in listing.pending}
+        survey = Survey(listing, {step: known[step] for step in listing.numbers if step in known}, {})
+        unread = [step for step in listing.numbers if step not in known]
+        looks = self._storage.map([lambda s=s: self._look_at(s, listing) for s in unread])
+        for step, found in zip(unread, looks, strict=True):
+            if isinstance(found, CommitRecord):
+                survey.committed[step] = found
+            else:
+                survey.others[step] = found
         return survey
 
-    def _sort_in(self, step: int, content: bytes | None, survey: Survey, again: bool = True) -> None:
-        if content is None:
-            survey.uncommitted.append(step)
-            return
+    def _remembered(self, run: Mapping[str, Any] | None = None) -> dict[int, StepRecord]:
+        """What run.json says of the steps; nothing if it is not there or not readable."""
+        run = self.read_run() if run is None else run
         try:
-            survey.committed[step] = decode(content, step)
-        except ValueError:
-            if again and step not in survey.pending:  # perhaps it was begun and ended since the listing
-                survey.pending.update(_pending(self._list_root()))
-                self._sort_in(step, self._read_commit(step), survey, again=False)
-            else:
-                (survey.unfinished if step in survey.pending else survey.broken).append(step)
+            rows = {} if run is None else dict(run.get(INDEX) or {})
+            return {int(name): StepRecord(step=int(name), **fields) for name, fields in rows.items()}
+        except (TypeError, ValueError, AttributeError):
+            return {}  # no checkpoint depends on it
+
+    def _remember(self, run_id: str, records: Iterable[StepRecord]) -> None:
+        """Note down in run.json what the commit records said."""
+        names = [field.name for field in dataclasses.fields(StepRecord) if field.name != "step"]
+        rows = {str(record.step): {name: getattr(record, name) for name in names} for record in records}
+        self.write_run({"run_id": run_id, INDEX: rows})
 
     def _list_root(self) -> dict[str, Any]:
         try:
@@ -290,10 +344,10 @@ class CheckpointStore:
 
     def _delete_step(self, step: int) -> None:
         if self._storage.local_path is None:
-            self._mark(step)
+            self._storage.write(f"{PENDING_PREFIX}{step}", b"")  # from here on run.json's memory is not trusted
             # session.json goes last: while any file is left, it says whose leftover this is.
             self._storage.delete_tree(str(step), first=(COMMIT,), last=(SESSION,))
-            self._unmark(step)
+            self._storage.delete(f"{PENDING_PREFIX}{step}")
             return
         name = f"{DELETING_PREFIX}{step}"
         self._storage.delete_tree(name)  # of a deletion that was cut off
@@ -310,7 +364,7 @@ class CheckpointStore:
             self._storage.write(f"{PENDING_PREFIX}{step}", b"")
 
     def _unmark(self, step: int) -> None:
-        """Say that a step is whole, or gone."""
+        """Say that a step is whole."""
         if self._storage.keeps_halves:
             self._storage.delete(f"{PENDING_PREFIX}{step}")
 

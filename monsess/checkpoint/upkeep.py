@@ -7,11 +7,11 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 
-from monsess.checkpoint.commit import CommitRecord
+from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
-from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Survey, shown_error
+from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Standing, Survey, shown_error
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
 
@@ -34,7 +34,7 @@ class Upkeep:
         self._writer = writer
         self._keep = keep
         self._protect = protect
-        self._known: dict[int, CommitRecord] = {}
+        self._known: dict[int, StepRecord] | None = None  # until the first commit: what run.json remembers
         self._looked_at: set[int] = set()
         self._warned: set[str] = set()
 
@@ -45,19 +45,12 @@ class Upkeep:
             record: What was just committed.
             hurry: True when something more urgent waits; what is left is done after a later commit.
         """
-        self._known[record.step] = record
         try:
-            survey = self._store._survey(self._known)
-            self._known = dict(survey.committed)
-            self._known.setdefault(record.step, record)
-            surplus, leftovers = self._surplus(record), self._leftovers(survey)
-            for done, work in enumerate([*surplus[:1], *leftovers, *surplus[1:], self._remove_dead_staging], start=1):
-                begun = time.monotonic()
-                work()
-                if time.monotonic() - begun > _SLOW_SECS:
-                    self._warn("slow", "Deleting old checkpoints in %s is slow.", self._store.url)
-                if done > _ALWAYS and hurry():
-                    return
+            known = self._store._remembered() if self._known is None else self._known
+            survey = self._store._survey({**known, record.step: record})
+            self._known = {**survey.committed, record.step: record}
+            self._tidy(self._known, survey, record, hurry)
+            self._store._remember(self._writer.run_id, self._known.values())
         except Exception as error:  # deletion never stops training
             self._warn(
                 "failed",
@@ -66,39 +59,59 @@ class Upkeep:
                 shown_error(error),
             )
 
-    def _surplus(self, newest: CommitRecord) -> list[Callable[[], None]]:
+    def _tidy(
+        self, known: dict[int, StepRecord], survey: Survey, newest: StepRecord, hurry: Callable[[], bool]
+    ) -> None:
+        surplus, leftovers = self._surplus(known, survey, newest), self._leftovers(survey)
+        for done, work in enumerate([*surplus[:1], *leftovers, *surplus[1:], self._remove_dead_staging], start=1):
+            begun = time.monotonic()
+            work()
+            if time.monotonic() - begun > _SLOW_SECS:
+                self._warn("slow", "Deleting old checkpoints in %s is slow.", self._store.url)
+            if done > _ALWAYS and hurry():
+                return
+
+    def _surplus(self, known: dict[int, StepRecord], survey: Survey, newest: StepRecord) -> list[Callable[[], None]]:
         own = [
             record
-            for step, record in sorted(self._known.items())
+            for step, record in sorted(known.items())
             if record.run_id == self._writer.run_id and step not in self._store._damaged
         ]
         protected = tuple(self._protect)  # another thread may change it
-        kept = {*self._keep.keep(own), *protected, newest.step, max(self._known)}
-        surplus = [record.step for record in own if record.step not in kept]
+        kept = {*self._keep.keep(own), *protected, newest.step, max(known)}
+        surplus = [record for record in own if record.step not in kept]
         if surplus:
             pinned = self._store._pins()
-            surplus = [step for step in surplus if step not in pinned]
-        return [lambda s=step: self._forget(s) for step in surplus]
+            surplus = [record for record in surplus if record.step not in pinned]
+        return [lambda r=record: self._forget(known, survey, r) for record in surplus]
 
-    def _forget(self, step: int) -> None:
-        self._store._delete_step(step)
-        self._known.pop(step, None)
+    def _forget(self, known: dict[int, StepRecord], survey: Survey, record: StepRecord) -> None:
+        """Delete a step, if it still is what it was when its record was read."""
+        step = record.step
+        found = self._store._look_at(step, survey.listing)
+        if isinstance(found, CommitRecord) and not _same(found, record):
+            known[step] = found  # somebody put another one there: judged after the next commit
+            return
+        if isinstance(found, CommitRecord) or (found is Standing.UNCOMMITTED and self._is_ours(step, pending=False)):
+            self._store._delete_step(step)
+        known.pop(step, None)
 
     def _leftovers(self, survey: Survey) -> list[Callable[[], None]]:
         work: list[Callable[[], None]] = []
-        for step in survey.uncommitted:
+        pending = survey.listing.pending
+        for step in survey.those(Standing.UNCOMMITTED):
             if step in self._looked_at:
                 continue  # somebody else's, or not ours to judge: looked at once
-            if self._is_ours(step, step in survey.pending):
+            if self._is_ours(step, step in pending):
                 work.append(lambda s=step: self._store._delete_step(s))
             else:
                 self._looked_at.add(step)
-        for step in survey.pending.difference(survey.unfinished, self._looked_at):
+        for step in pending.difference(survey.those(Standing.UNFINISHED), self._looked_at):
             work.append(lambda s=step: self._store._storage.delete(f"{PENDING_PREFIX}{s}"))
         local = self._store._storage.local_path
         if local is None:
             return work
-        for name in survey.staging:
+        for name in survey.listing.staging:
             session = self._store._session_of(name) or {}  # it is written first: without it half was deleted already
             if session.get("run_id", self._writer.run_id) == self._writer.run_id:
                 work.append(lambda n=name: shutil.rmtree(os.path.join(local, n)))
@@ -127,3 +140,7 @@ class Upkeep:
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning(text, *values)
+
+
+def _same(one: StepRecord, other: StepRecord) -> bool:
+    return (one.run_id, one.attempt, one.time) == (other.run_id, other.attempt, other.time)

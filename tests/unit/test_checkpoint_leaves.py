@@ -264,7 +264,7 @@ def test_the_table_survives_json():
 
 
 def restored_from(state: Any) -> Restored:
-    return Restored(4, {}, [to_host(leaf) for leaf in jax.tree.leaves(state)], LeafTable(describe(state)))
+    return Restored(4, 0.0, {}, [to_host(leaf) for leaf in jax.tree.leaves(state)], LeafTable(describe(state)))
 
 
 def test_exactly_the_differing_leaves_are_listed():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from checkpoints import assert_same_bits, fresh, save, toy
 from refusing import refuse, refusing
 
 from monsess.checkpoint import CheckpointStore, latest_checkpoint, load_checkpoint
-from monsess.checkpoint.commit import CommitRecord, decode
+from monsess.checkpoint.commit import decode
 from monsess.checkpoint.restore import find_restorable, fit
 from monsess.errors import DamagedCheckpointError, MonsessError, StorageError
 from monsess.localfiles import Digest
@@ -70,7 +71,7 @@ def test_layout(url):
     store = save(url, 0, 5, 10)
     assert store.steps() == [0, 5, 10]
     assert latest_checkpoint(url) == 10
-    assert {name.split("/")[0] for name in Files(url).names()} == {"0", "5", "10"}
+    assert {name.split("/")[0] for name in Files(url).names()} == {"0", "5", "10", "run.json"}
     names = Files(url).names("10")
     assert {n for n in names if not n.startswith("default/")} == {
         "_CHECKPOINT_METADATA",
@@ -225,7 +226,7 @@ def test_a_forged_record_cannot_point_outside(url):
     files = Files(url)
     record = decode(files.read("5/commit.json"), 5)
     for name in ("../x", "/etc/passwd", "a//b", "a/./b", "a\\b"):
-        forged = CommitRecord(5, "run", "a1", 0.0, {**record.files, name: Digest(0, "")})
+        forged = dataclasses.replace(record, files={**record.files, name: Digest(0, "")})
         with pytest.raises(ValueError, match="list of files"):
             decode(forged.encode(), 5)
     with pytest.raises(ValueError, match="belongs to step 5"):
@@ -311,7 +312,11 @@ def test_steps_are_listed_with_a_bounded_number_of_requests():
     url = save(fresh("refusing"), 5, 10, 15)._storage.url
     with refusing(lambda operation, path: None) as fs:
         CheckpointStore(url).steps()
-        assert sorted(operation for operation, _ in fs.log) == ["list", "read", "read", "read"]
+        assert sorted(operation for operation, _ in fs.log) == ["list", "read"], "run.json remembers the steps"
+    CheckpointStore(url)._storage.delete("run.json")
+    with refusing(lambda operation, path: None) as fs:
+        CheckpointStore(url).steps()
+        assert sorted(operation for operation, _ in fs.log) == ["list", *4 * ["read"]]
 
 
 def test_loading_starts_no_device(tmp_path):
