@@ -13,9 +13,10 @@ import jax
 from monsess import clock
 from monsess.checkpoint import CheckpointOptions, CheckpointStore, Retention
 from monsess.checkpoint.leaves import LeafTable, describe
+from monsess.checkpoint.ownership import Ownership
 from monsess.checkpoint.restore import Restored, find_restorable
 from monsess.checkpoint.saver import Saver, Snapshot
-from monsess.errors import MonsessError, NonFiniteStateError, SaveError
+from monsess.errors import MonsessError, NonFiniteStateError, SaveError, StorageError
 from monsess.log import logger
 from monsess.placement import Snapshotter, on_first_device
 from monsess.reduction import path_name
@@ -30,11 +31,13 @@ class SavePoint(NamedTuple):
     Args:
         state: The replicated state.
         content: The hooks' states and the input position.
+        metrics: The values that the retention ranks by, on their way on the device.
         gate: Called by the thread that writes, once the values have arrived; what it raises prevents the commit.
     """
 
     state: Any
     content: dict[str, Any]
+    metrics: dict[str, Any]
     gate: Callable[[], None]
 
 
@@ -61,8 +64,12 @@ class Saving:
         self.run_id = uuid.uuid4().hex[:12]
         self.attempt = uuid.uuid4().hex[:8]
         self._began = round(clock.wall(), 3)  # the lineage
+        self._ownership = None if self.store is None else Ownership(self.store, attempt=self.attempt)
+        self._not_owned: StorageError | None = None  # why the directory could not be taken
         self._options = options
         self._keep = keep
+        #: tuple[str, ...]: the outputs that the retention ranks steps by; values of an evaluation come from elsewhere.
+        self.ranked_by = tuple(name for name in getattr(keep, "metrics", ()) if not name.startswith("eval/"))
         self._on_commit = on_commit
         self._snapshot = Snapshotter(on_host=options.snapshot == "host")
         self._saver: Saver | None = None
@@ -92,6 +99,7 @@ class Saving:
         """The checkpoint to restore; None only if there is proven to be none."""
         if self.store is None:
             return None
+        self._own()
         restored = find_restorable(
             self.store,
             strict=self._options.strict,
@@ -110,6 +118,18 @@ class Saving:
         self._began = restored.started
         return restored
 
+    def _own(self) -> None:
+        """Take the directory before anything in it is looked at.
+
+        Raises:
+            DirectoryInUseError: Another run has it.
+        """
+        assert self._ownership is not None
+        try:
+            self._ownership.acquire()
+        except StorageError as error:
+            self._not_owned = error  # a checkpoint can be read all the same; nothing can be saved
+
     def start(self, state: Any, restored: Restored | None) -> None:
         """Take note of the state at the start, whose leaves and infinities later saves are measured against."""
         self._taken = self._committed = None if restored is None else restored.step
@@ -119,6 +139,8 @@ class Saving:
         if restored is not None:
             specs = specs.with_finite_of(restored.specs)
             self._protect(restored.step)
+        assert self._ownership is not None
+        self._ownership.note(run_id=self.run_id, restored_from=self._taken)
         self._specs = specs
         self._snapshot(state)  # compiled now rather than at the first save
 
@@ -132,6 +154,10 @@ class Saving:
         """Show that the store can be written, and get ready to save."""
         if self.store is None or self._saver is not None:
             return
+        assert self._ownership is not None
+        if self._not_owned is not None:
+            raise self._not_owned
+        self._ownership.check()
         run = self.store.read_run() or {}
         self.store.write_run({**run, "run_id": self.run_id, "started": self._began, "last_attempt": self.attempt})
         for step in reversed(self._newer):
@@ -145,6 +171,7 @@ class Saving:
             run_id=self.run_id,
             protect=self._protected,
             started=self._began,
+            check=self._ownership.check,
         )
 
     def _look_at_newer(self, restore_step: int) -> None:
@@ -177,16 +204,18 @@ class Saving:
         assert self._saver is not None
         for listener in self._listeners:
             _told(listener, "before_save", session, step)
-        state, content, gate = point()
+        state, content, metrics, gate = point()
         about = {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": _versions()}
         leaves = self._snapshot(state)
-        self._saver.submit(Snapshot(step, leaves, self._specs, {**about, **content}, gate, is_final=final))
+        self._saver.submit(Snapshot(step, leaves, self._specs, {**about, **content}, metrics, gate, is_final=final))
         self._taken = step
 
     def poll(self, session: MonitoredSession) -> None:
         """Tell listeners of new commits, and raise what went wrong in the background."""
         if self._saver is not None:
             self._tell(session, self._saver.poll())
+        if self._ownership is not None:
+            self._ownership.raise_if_lost()
 
     def finish(self, session: MonitoredSession, point: Callable[[], SavePoint]) -> None:
         """Commit the current step unless it is committed, and wait for everything that was handed over.
@@ -224,9 +253,11 @@ class Saving:
                 logger.error("a checkpoint in flight was lost: %s", error)
 
     def close(self) -> None:
-        """End the background thread."""
+        """End the background thread, and let go of the directory."""
         if self._saver is not None:
             self._saver.close(wait=False)
+        if self._ownership is not None:
+            self._ownership.release()
 
     def _wait(self, session: MonitoredSession) -> None:
         if self._saver is not None:

@@ -32,6 +32,7 @@ from monsess.coordinator import Coordinator
 from monsess.dispatch import Dispatcher, Outcome
 from monsess.errors import (
     EndOfData,
+    FetchError,
     MonsessError,
     SessionClosedError,
     StepDefinitionError,
@@ -543,6 +544,7 @@ class MonitoredSession:
         self._steps_run += step.steps_per_run
         if not self._checked_first_step:
             self._checked_first_step = True
+            self._ranked_values()
             if self._check_replicas:
                 hashes = self._replicas.dispatch(self._dispatcher.state, self._dispatcher.state_layout)
                 self._replicas.check(hashes, self._leaf_names, self._global_step)
@@ -572,7 +574,17 @@ class MonitoredSession:
             self._watches.run_through(step)
             self._replicas.check(hashes, names, step)
 
-        return SavePoint(state, content, gate)
+        return SavePoint(state, content, self._ranked_values(), gate)
+
+    def _ranked_values(self) -> dict[str, Any]:
+        """The newest values of the outputs that the retention ranks by; none before the first step."""
+        if self._outputs is None:
+            return {}
+        values = {name: self._fetch(name, "keep=") for name in self._saving.ranked_by}
+        for name, value in values.items():
+            if getattr(value, "shape", None) != ():
+                raise FetchError(f"keep= ranks checkpoints by {name!r}, which is not a single number.")
+        return values
 
     def _obstacle_to_recovery(self) -> str | None:
         """Why going back to a checkpoint now would silently lose something."""

@@ -81,7 +81,8 @@ def _write(directory: str, tree: Any, compress: bool) -> None:
         ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
     ):
         path = os.path.join(folder, os.path.basename(directory))
-        checkpointer.save(path, ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)}))
+        arrays = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
+        checkpointer.save(path, ocp.args.Composite(**{ITEM: arrays}))
 
 
 def read(directory: str, names: Sequence[str]) -> list[np.ndarray[Any, Any]]:

@@ -41,6 +41,7 @@ def publish(
     specs: Sequence[LeafSpec],
     values: Sequence[Any],
     session: dict[str, Any],
+    metrics: Mapping[str, float],
     check: Callable[[], None],
 ) -> CommitRecord:
     """Write a step and commit it.
@@ -52,6 +53,7 @@ def publish(
         specs: The leaf table.
         values: Host values, one per spec.
         session: What session.json holds besides.
+        metrics: What retention may rank the step by; finite.
         check: Called just before the commit; what it raises leaves the step uncommitted.
 
     Returns:
@@ -71,7 +73,6 @@ def publish(
         "leaves": rows,
         "empties": empties_as_json(specs),
     }
-    metrics = {str(k): float(v) for k, v in session.get("metrics", {}).items() if abs(float(v)) < float("inf")}
     local = store._storage.local_path
 
     def record(files: dict[str, Digest]) -> CommitRecord:
@@ -91,7 +92,9 @@ def publish(
         try:
             os.makedirs(folder)
             _stage(folder, step, content, tree)
-            done = record({name: _hash(os.path.join(folder, *name.split("/"))) for name in _files(folder)})
+            names = _files(folder)
+            hashing = [lambda n=name: _hash(os.path.join(folder, *n.split("/"))) for name in names]
+            done = record(dict(zip(names, store._storage.map(hashing), strict=True)))
             with open(os.path.join(folder, COMMIT), "wb") as file:
                 file.write(done.encode())
             fsync_tree(folder)
@@ -211,5 +214,6 @@ def _files(folder: str) -> list[str]:
 
 
 def _hash(path: str) -> Digest:
-    with open(path, "rb") as reader:
+    with open(path, "rb", buffering=0) as reader:
+        os.fsync(reader.fileno())  # here, where several threads do it at once; most of it was on its way already
         return pump(reader, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.store import NONFINITE, CheckpointStore, shown_error
 from monsess.checkpoint.table import check_against
 from monsess.checkpoint.upkeep import Upkeep
-from monsess.errors import NonFiniteStateError, SaveError, StorageError
+from monsess.errors import DirectoryInUseError, NonFiniteStateError, SaveError, StorageError
 from monsess.log import logger
 
 _WARN_SECS = 5.0
@@ -32,7 +33,7 @@ class ValuesLostError(SaveError):
 
 
 def _no_gate() -> None:
-    """The gate of a snapshot without one."""
+    """The gate of a snapshot without one, and the check of a saver without one."""
 
 
 @dataclasses.dataclass
@@ -43,7 +44,9 @@ class Snapshot:
         step: Global step.
         leaves: jax arrays or host values, in the order of ``specs``; each is let go as soon as it is on the host.
         specs: What the leaves are, as `monsess.checkpoint.leaves.describe` returned it.
-        session: JSON-able content of session.json; ``metrics`` in it is what retention may rank by.
+        session: JSON-able content of session.json.
+        metrics: Scalars, perhaps still on the device, by which retention may rank the step; those that are not finite
+            rank nothing.
         gate: Called when the values are on the host, before anything is written; what it raises abandons the save and
             is raised in the training thread.
         is_final: The last save of a session: a state that is not finite is then an error.
@@ -53,6 +56,7 @@ class Snapshot:
     leaves: list[Any]
     specs: Sequence[LeafSpec]
     session: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     gate: Callable[[], None] = _no_gate
     is_final: bool = False
 
@@ -71,6 +75,7 @@ class Saver:
         run_id: Lineage.
         protect: Steps that are never deleted; may be changed while the saver runs.
         started: When the lineage began, in seconds since the epoch; None for now.
+        check: Called just before each commit; what it raises prevents the commit.
     """
 
     def __init__(
@@ -83,8 +88,10 @@ class Saver:
         run_id: str,
         protect: set[int] | None = None,
         started: float | None = None,
+        check: Callable[[], None] = _no_gate,
     ) -> None:
         self._store = store
+        self._check = check
         self._options = options
         began = round(clock.wall(), 3) if started is None else started
         self._writer = Writer(run_id, attempt, options.staging_dir, began)
@@ -287,6 +294,7 @@ class Saver:
         snapshot.gate()
         if self._is_unfit(snapshot, values):
             return None
+        metrics = {name: float(np.asarray(value)) for name, value in snapshot.metrics.items()}
         try:
             return publish(
                 self._store,
@@ -295,9 +303,10 @@ class Saver:
                 snapshot.specs,
                 values,
                 snapshot.session,
+                {name: value for name, value in metrics.items() if math.isfinite(value)},
                 self._check_still_wanted,
             )
-        except SaveError:
+        except (SaveError, DirectoryInUseError):
             raise
         except Exception as error:
             hint = "" if isinstance(error, StorageError) else " The step before it is still there."
@@ -383,6 +392,7 @@ class Saver:
         return None
 
     def _check_still_wanted(self) -> None:
+        self._check()
         with self._changed:
             if self._stuck is not None:
                 raise SaveError("The save was given up.")
