@@ -12,10 +12,10 @@ from typing import Any
 
 from monsess import clock
 from monsess.checkpoint import orbax_io
-from monsess.checkpoint.commit import COMMIT, ORBAX_MARKERS, SESSION, CommitRecord, decode
+from monsess.checkpoint.commit import COMMIT, ORBAX_MARKERS, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafSpec
 from monsess.checkpoint.staging import StagingDirectory
-from monsess.checkpoint.store import STAGING_PREFIX, CheckpointStore, is_foreign_name
+from monsess.checkpoint.store import STAGING_PREFIX, CheckpointStore, Standing, is_foreign_name
 from monsess.checkpoint.table import empties_as_json, pack
 from monsess.errors import SaveError, StorageError
 from monsess.localfiles import Digest, fsync_tree, pump
@@ -156,21 +156,17 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
         names = set(store._storage.walk(str(step)))
     except FileNotFoundError:
         return None
-    data = store._read_commit(step)
-    if data is not None:
-        try:
-            record = decode(data, step)
-        except ValueError:
-            pass
-        else:
-            if record.run_id != writer.run_id:
-                raise SaveError(
-                    f"Step {step} in {store.url} is a committed checkpoint of another run ({record.run_id}); this run "
-                    f"is {writer.run_id} and never overwrites it. Use another checkpoint_dir."
-                )
-            if not store._compare(record, {}):
-                logger.warning("Step %d in %s is committed already and is not written again.", step, store.url)
-                return record
+    found = store._look_at(step, store._look())
+    if isinstance(found, CommitRecord):
+        if found.run_id != writer.run_id:
+            raise SaveError(
+                f"Step {step} in {store.url} is a committed checkpoint of another run ({found.run_id}); this run "
+                f"is {writer.run_id} and never overwrites it. Use another checkpoint_dir."
+            )
+        if not store._compare(found, {}):
+            logger.warning("Step %d in %s is committed already and is not written again.", step, store.url)
+            return found
+    if found is not Standing.UNCOMMITTED:
         target = store.set_aside(step, writer.attempt, "damaged")
         logger.warning("Moved the damaged step %d in %s to %s.", step, store.url, target)
         return None

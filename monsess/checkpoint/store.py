@@ -11,7 +11,9 @@ that was killed in its very first commit starts again by itself, and one whose c
 Either way nothing that has a commit.json is cleaned up; it is moved aside when its number is needed.
 
 run.json remembers what the commit records of the steps said, so that a directory of a thousand steps is surveyed with
-two requests. It is a memory and no proof: whatever is restored, deleted or overwritten is looked at itself before.
+two requests. It is a memory and no proof: whatever is restored, deleted or overwritten is looked at itself before. A
+step is forgotten before it is deleted, so one that is remembered and has files but no commit.json is damaged: somebody
+else took that away.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ INDEX = "steps"
 _STEP_NAME = re.compile(r"0|[1-9][0-9]*")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Listing:
     """The names in a checkpoint directory, in one request.
 
@@ -53,12 +55,14 @@ class Listing:
         pending: Steps that are marked as being written or deleted.
         staging: Names of local staging directories.
         odd: Names of directories that begin with a digit and are no steps.
+        remembered: What run.json says of the steps, once somebody has asked.
     """
 
     numbers: list[int]
     pending: set[int]
     staging: list[str]
     odd: list[str]
+    remembered: dict[int, StepRecord] | None = None
 
 
 class Standing(enum.Enum):
@@ -68,7 +72,7 @@ class Standing(enum.Enum):
     UNCOMMITTED = "not committed"
     #: Its commit.json was never whole.
     UNFINISHED = "not finished"
-    #: Its commit.json is there and not valid: damage.
+    #: Its commit.json is not valid, or somebody took it away: damage.
     BROKEN = "damaged"
 
 
@@ -165,6 +169,7 @@ class CheckpointStore:
         if step in self._pins():
             raise MonsessError(f"Step {step} in {self.url} is pinned and is not deleted. Call unpin({step}) first.")
         self._demand(step)
+        self._forget(step)
         self._delete_step(step)
 
     def pin(self, step: int) -> None:
@@ -249,6 +254,7 @@ class CheckpointStore:
         if self._storage.local_path is not None:
             self._storage.rename(str(step), target)
         else:
+            self._forget(step)
             names = list(self._storage.walk(str(step)))
             self._storage.map([lambda n=n: self._storage.copy(f"{step}/{n}", f"{target}/{n}") for n in names])
             self._delete_step(step)
@@ -284,7 +290,15 @@ class CheckpointStore:
                     return Standing.UNFINISHED
             if again:  # perhaps it was begun and ended since the listing
                 listing.pending.update(_pending(self._list_root()))
-        return Standing.UNCOMMITTED if data is None else Standing.BROKEN
+        return Standing.UNCOMMITTED if data is None and not self._lost_record(step, listing) else Standing.BROKEN
+
+    def _lost_record(self, step: int, listing: Listing) -> bool:
+        """Whether the commit.json of a step, which is not there, once was and was not deleted by monsess."""
+        if step in listing.pending:
+            return False
+        if listing.remembered is None:
+            listing.remembered = self._remembered()
+        return step in listing.remembered and not self._is_hollow(step, pending=True)
 
     def _survey(self, known: Mapping[int, StepRecord] | None = None) -> Survey:
         """Look at every step; commit records in ``known`` are not read again."""
@@ -308,6 +322,13 @@ class CheckpointStore:
             return {int(name): StepRecord(step=int(name), **fields) for name, fields in rows.items()}
         except (TypeError, ValueError, AttributeError):
             return {}  # no checkpoint depends on it
+
+    def _forget(self, step: int) -> None:
+        """Take a step out of run.json's memory, before it is deleted piece by piece."""
+        run = self.read_run()
+        records = self._remembered(run)
+        if run is not None and records.pop(step, None) is not None:
+            self._remember(str(run.get("run_id")), records.values())
 
     def _remember(self, run_id: str, records: Iterable[StepRecord]) -> None:
         """Note down in run.json what the commit records said."""

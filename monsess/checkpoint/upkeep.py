@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
@@ -14,6 +14,8 @@ from monsess.checkpoint.staging import remove_dead
 from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Standing, Survey, shown_error
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
+
+Work = Callable[[], None]
 
 _SLOW_SECS = 5.0
 _ALWAYS = 1  # things done after each commit however much hurry there is, so that no more is added than taken away
@@ -46,11 +48,15 @@ class Upkeep:
             hurry: True when something more urgent waits; what is left is done after a later commit.
         """
         try:
-            known = self._store._remembered() if self._known is None else self._known
-            survey = self._store._survey({**known, record.step: record})
-            self._known = {**survey.committed, record.step: record}
-            self._tidy(self._known, survey, record, hurry)
-            self._store._remember(self._writer.run_id, self._known.values())
+            remembered = self._store._remembered() if self._known is None else self._known
+            survey = self._store._survey({**remembered, record.step: record})
+            known = self._known = {**survey.committed, record.step: record}
+            surplus = self._surplus(known, record)
+            going = {one.step for one in surplus}
+            # Forgotten before they are deleted, so that a remembered step without a commit.json is damage.
+            self._store._remember(self._writer.run_id, [one for step, one in known.items() if step not in going])
+            deletions = [lambda r=one: self._forget(known, survey, r) for one in surplus]
+            self._tidy(deletions, self._leftovers(survey), hurry)
         except Exception as error:  # deletion never stops training
             self._warn(
                 "failed",
@@ -59,11 +65,8 @@ class Upkeep:
                 shown_error(error),
             )
 
-    def _tidy(
-        self, known: dict[int, StepRecord], survey: Survey, newest: StepRecord, hurry: Callable[[], bool]
-    ) -> None:
-        surplus, leftovers = self._surplus(known, survey, newest), self._leftovers(survey)
-        for done, work in enumerate([*surplus[:1], *leftovers, *surplus[1:], self._remove_dead_staging], start=1):
+    def _tidy(self, deletions: Sequence[Work], leftovers: Sequence[Work], hurry: Callable[[], bool]) -> None:
+        for done, work in enumerate([*deletions[:1], *leftovers, *deletions[1:], self._remove_dead_staging], start=1):
             begun = time.monotonic()
             work()
             if time.monotonic() - begun > _SLOW_SECS:
@@ -71,7 +74,8 @@ class Upkeep:
             if done > _ALWAYS and hurry():
                 return
 
-    def _surplus(self, known: dict[int, StepRecord], survey: Survey, newest: StepRecord) -> list[Callable[[], None]]:
+    def _surplus(self, known: Mapping[int, StepRecord], newest: StepRecord) -> list[StepRecord]:
+        """The steps of this lineage that the policy lets go."""
         own = [
             record
             for step, record in sorted(known.items())
@@ -83,7 +87,7 @@ class Upkeep:
         if surplus:
             pinned = self._store._pins()
             surplus = [record for record in surplus if record.step not in pinned]
-        return [lambda r=record: self._forget(known, survey, r) for record in surplus]
+        return surplus
 
     def _forget(self, known: dict[int, StepRecord], survey: Survey, record: StepRecord) -> None:
         """Delete a step, if it still is what it was when its record was read."""
@@ -92,12 +96,14 @@ class Upkeep:
         if isinstance(found, CommitRecord) and not _same(found, record):
             known[step] = found  # somebody put another one there: judged after the next commit
             return
-        if isinstance(found, CommitRecord) or (found is Standing.UNCOMMITTED and self._is_ours(step, pending=False)):
+        if isinstance(found, CommitRecord):
             self._store._delete_step(step)
+        else:
+            self._store._damaged.add(step)  # its record is gone or no longer valid
         known.pop(step, None)
 
-    def _leftovers(self, survey: Survey) -> list[Callable[[], None]]:
-        work: list[Callable[[], None]] = []
+    def _leftovers(self, survey: Survey) -> list[Work]:
+        work: list[Work] = []
         pending = survey.listing.pending
         for step in survey.those(Standing.UNCOMMITTED):
             if step in self._looked_at:
