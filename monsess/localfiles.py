@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
+from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from monsess.workers import sign_of_life
 
 CHUNK_BYTES = 8 << 20
+_BUFFER_BYTES = 1 << 20  # stays in the processor's cache between being filled and being hashed
 #: str: how the name of a file that is still being written begins; the file is renamed when it is whole.
 TEMPORARY_PREFIX = ".monsess-tmp-"
 
@@ -34,6 +37,7 @@ class LocalFiles:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self.has_worked = False
         #: bool: small files are replaced as a whole, and a directory of many appears and disappears by its name.
         self.keeps_halves = False
 
@@ -77,7 +81,7 @@ class LocalFiles:
 
     def open_read(self, rel: str) -> BinaryIO:
         """Open one file for reading."""
-        return open(self._path(rel), "rb")
+        return open(self._path(rel), "rb", buffering=0)
 
     def open_write(self, rel: str) -> BinaryIO:
         """Open one file for writing; its directory is made."""
@@ -130,14 +134,25 @@ def _unlink_quietly(path: str) -> None:
         pass
 
 
-def pump(reader: BinaryIO, writer: BinaryIO | None) -> Digest:
+def pump(reader: BinaryIO | io.FileIO, writer: BinaryIO | None) -> Digest:
     """Move all bytes from ``reader`` to ``writer``, or nowhere, in bounded memory, and say what they were."""
     digest = hashlib.sha256()
     size = 0
-    while chunk := reader.read(CHUNK_BYTES):
+    for chunk in _chunks(reader):
         sign_of_life()
         digest.update(chunk)
         size += len(chunk)
         if writer is not None:
             writer.write(chunk)
     return Digest(size, digest.hexdigest())
+
+
+def _chunks(reader: BinaryIO | io.FileIO) -> Iterator[bytes | memoryview]:
+    """What is left in ``reader``; a chunk is valid until the next one is asked for."""
+    if not isinstance(reader, io.FileIO):
+        while data := reader.read(CHUNK_BYTES):
+            yield data
+        return
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    while size := reader.readinto(buffer):
+        yield buffer[:size]

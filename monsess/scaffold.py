@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -14,8 +15,10 @@ class Scaffold:
 
     Args:
         init_fn: ``() -> state``, any pytree; called only when nothing is restored.
-        warm_start_from: URL of a checkpoint directory whose newest step gives some leaves of a fresh state.
+        warm_start_from: Path or URL of a checkpoint of monsess or plain Orbax that gives some leaves of a fresh state:
+            a directory of steps, of which the newest is taken, or one of the steps.
         warm_start_paths: Which leaves, as patterns over paths such as ``params/dense/w``; ``*`` matches anything.
+        warm_start_options: For the fsspec filesystem of ``warm_start_from``; never shown.
         ready_fn: ``state -> names`` of what is still missing; None, True or an empty result means ready.
         copy_from_scaffold: A Scaffold whose pieces are taken where none is given here.
 
@@ -32,8 +35,9 @@ class Scaffold:
         self,
         init_fn: Callable[[], Any] | None = None,
         *,
-        warm_start_from: str | None = None,
+        warm_start_from: str | os.PathLike[str] | None = None,
         warm_start_paths: Sequence[str] | None = None,
+        warm_start_options: Mapping[str, Any] | None = None,
         ready_fn: Callable[[Any], Any] | None = None,
         copy_from_scaffold: Scaffold | None = None,
     ) -> None:
@@ -48,6 +52,9 @@ class Scaffold:
         self.warm_start_from = (
             warm_start_from if warm_start_from is not None or source is None else source.warm_start_from
         )
+        if warm_start_options is None and warm_start_from is None and source is not None:
+            warm_start_options = source.warm_start_options  # they belong to the URL that is copied
+        self.warm_start_options: dict[str, Any] | None = None if warm_start_options is None else dict(warm_start_options)
         if isinstance(warm_start_paths, str):
             raise TypeError(f"warm_start_paths must be a list of patterns, found the string {warm_start_paths!r}.")
         self.warm_start_paths: tuple[str, ...] | None = (

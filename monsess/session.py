@@ -455,7 +455,7 @@ class MonitoredSession:
                 f"There is no checkpoint to recover from yet. {where}, or allow starting again from step 0 with "
                 "Recovery(allow_reinit=True)."
             )
-        state = initial_state(self._scaffold, restored, self._checkpoint_options.convert)
+        state = initial_state(self._scaffold, restored, self._checkpoint_options)
         step = 0 if restored is None else restored.step
         self._warn_of_lost_batches(step)
         self._global_step = step

@@ -7,18 +7,20 @@ transactions, or asks whether a directory exists.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
 from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
-from monsess.log import mask, secrets_of
+from monsess.log import logger, mask, secrets_of
 from monsess.storage_advice import advice_for
 from monsess.workers import StalledError, Workers, sign_of_life
 
@@ -42,6 +44,8 @@ _PERMANENT: tuple[type[BaseException], ...] = (
 _BUCKETS = {"s3", "gs", "abfs"}
 #: The store works and says no; a fresh filesystem object, which takes a second of CPU at S3, would say the same.
 _ANSWERS = (FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+#: The longest pause between two tries: a store that answers again is used soon, and one that does not is left in peace.
+_MOST_BACKOFF_SECS = 5.0
 _PERMANENT_ERRNO = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
 
 
@@ -59,6 +63,8 @@ class _Backend(Protocol):
     @property
     def keeps_halves(self) -> bool: ...
 
+    has_worked: bool  # an operation has succeeded, so that the credentials were good once
+
 
 class _Fsspec:
     """A fresh fsspec filesystem, made by and for one thread."""
@@ -75,6 +81,7 @@ class _Fsspec:
             filesystem = filesystem.fs  # a cache of contents would hide what another process wrote
         self._fs: Any = filesystem
         self._root = str(root).rstrip("/")
+        self.has_worked = False
         protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
         self._in_bucket = not _BUCKETS.isdisjoint(protocols)
         self.keeps_halves = not self._in_bucket
@@ -190,10 +197,29 @@ class Storage:
         self._own = threading.local()
         self._shared: Any = None  # a filesystem object for all threads, and what it is good for
         self._generation = 0
+        self._patient_until = 0.0
+        self._said_patient = True
         #: str | None: the absolute path, if the directory is on a local file system.
         self.local_path = _local_path(self.url)
         #: str: the URL as it may be shown to people.
         self.shown = mask(self.local_path or self.url)
+
+    @contextlib.contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Inside the block, try again for so long what fails or hangs without saying that it always will.
+
+        A store that is restarted, or that cannot be reached for minutes, is no reason to end a training run. It holds
+        for all threads, and not for a local file system: what fails there does not come back.
+
+        Args:
+            seconds: From now on; at least as many tries as without it are made in any case.
+        """
+        if self.local_path is None:
+            self._patient_until, self._said_patient = time.monotonic() + seconds, False
+        try:
+            yield
+        finally:
+            self._patient_until = 0.0
 
     def list(self, rel: str = "") -> dict[str, Entry]:
         """List one directory, uncached.
@@ -298,7 +324,7 @@ class Storage:
         found: dict[str, int | None] = {}
         pending = [""]
         while pending:
-            listings = self.map([lambda d=d: self.list(f"{rel}/{d}" if d else rel) for d in pending])
+            listings = self.map([lambda d=d: self.list(f"{rel}/{d}" if rel and d else rel or d) for d in pending])
             below: list[str] = []
             for directory, listing in zip(pending, listings, strict=True):
                 for entry in listing.values():
@@ -338,10 +364,7 @@ class Storage:
         Raises:
             StorageError: One of them failed or never ended.
         """
-        try:
-            return self._workers.map(functions, self._stall_secs)
-        except StalledError as stalled:
-            raise self._error("use", "", stalled) from stalled
+        return self._unstalled("use", "", lambda: self._workers.map(functions, self._stall_secs))
 
     @property
     def keeps_halves(self) -> bool:
@@ -362,17 +385,29 @@ class Storage:
             pass  # object stores have no directories; where there are some, an empty one disturbs nobody
 
     def _do(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool = True) -> T:
-        try:
+        def call() -> T:
             return self._workers.call(lambda: self._try(verb, rel, operation, absent), self._stall_secs)
-        except StalledError as stalled:
-            self._generation += 1
-            raise self._error(verb, rel, stalled) from stalled
+
+        return self._unstalled(verb, rel, call)
+
+    def _unstalled(self, verb: str, rel: str, call: Callable[[], T]) -> T:
+        while True:
+            try:
+                return call()
+            except StalledError as stalled:
+                self._generation += 1
+                if not self._is_patient(verb, rel, stalled):
+                    raise self._error(verb, rel, stalled) from stalled
 
     def _try(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool) -> T:
-        for left in range(self._tries - 1, -1, -1):
+        for tried in itertools.count(1):
             sign_of_life()
+            backend = None
             try:
-                return operation(self._backend())
+                backend = self._backend()
+                result = operation(backend)
+                backend.has_worked = True
+                return result
             except FileNotFoundError as error:
                 if absent:
                     raise
@@ -382,10 +417,23 @@ class Storage:
                     self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
                 if isinstance(error, StorageError):
                     raise
-                if not left or _is_permanent(error):
+                expired = isinstance(error, PermissionError) and backend is not None and backend.has_worked
+                if expired and tried == 1 and self.local_path is None:
+                    continue  # fresh credentials tell a real refusal from old ones that have run out
+                if _is_permanent(error) or (tried >= self._tries and not self._is_patient(verb, rel, error)):
                     raise self._error(verb, rel, error) from self._cause(error)
-            time.sleep(self._backoff_secs * 2 ** (self._tries - 1 - left))
+            time.sleep(min(self._backoff_secs * 2 ** min(tried - 1, 10), _MOST_BACKOFF_SECS))
         raise AssertionError("unreachable")
+
+    def _is_patient(self, verb: str, rel: str, error: BaseException) -> bool:
+        left = self._patient_until - time.monotonic()
+        if left > 0 and not self._said_patient:
+            self._said_patient = True
+            what = f"{rel!r} in {self.shown}" if rel else self.shown
+            logger.warning(
+                "Could not %s %s (%s); trying again, for %.0f s at most.", verb, what, self._reason(error), left
+            )
+        return left > 0
 
     def _backend(self) -> _Backend:
         made = getattr(self._own, "made", None)
@@ -403,9 +451,11 @@ class Storage:
 
     def _error(self, verb: str, rel: str, error: BaseException) -> StorageError:
         what = f"{rel!r} in {self.shown}" if rel else self.shown
-        reason = mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, self._secrets)
         advice = advice_for(error, self.url, self.local_path is not None)
-        return StorageError(f"Could not {verb} {what} ({reason}). {advice}")
+        return StorageError(f"Could not {verb} {what} ({self._reason(error)}). {advice}")
+
+    def _reason(self, error: BaseException) -> str:
+        return mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, self._secrets)
 
     def _cause(self, error: BaseException) -> BaseException | None:
         """``error``, unless it or what led to it would show credentials in a traceback."""

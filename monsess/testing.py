@@ -1,4 +1,4 @@
-"""What monsess's own tests use, public: emulated devices and a clock that only moves when told to."""
+"""What monsess's own tests use, public: emulated devices, a clock that moves when told to, a store that fails."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import os
 import re
 import threading
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from monsess import clock as _clock
 from monsess.errors import ClusterError
+from monsess.faulty.faults import Faults as Faults
+from monsess.faulty.operations import Operation as Operation
 
-__all__ = ["FakeClock", "emulate_devices"]
+if TYPE_CHECKING:
+    from monsess.faulty.filesystem import FaultyFileSystem as FaultyFileSystem
+
+__all__ = ["FakeClock", "Faults", "FaultyFileSystem", "Operation", "emulate_devices"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FaultyFileSystem":  # when it is asked for: fsspec is not imported along with monsess
+        from monsess.faulty.filesystem import FaultyFileSystem
+
+        return FaultyFileSystem
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def emulate_devices(count: int) -> None:

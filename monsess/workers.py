@@ -96,7 +96,12 @@ class Workers:
             return [function() for function in functions]
         jobs = [_Job(function) for function in functions]
         self._staff(jobs)
-        failure = self._first_failure(jobs, stall_secs)
+        try:
+            failure = self._first_failure(jobs, stall_secs)
+        except BaseException:  # Ctrl-C: nobody waits for these any more
+            for job in jobs:
+                job.abandoned = True
+            raise
         if failure is None:
             return [job.result for job in jobs]
         try:

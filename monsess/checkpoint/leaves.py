@@ -13,6 +13,7 @@ import numpy as np
 from monsess.errors import UnstorableLeafError
 
 _PYTHON_KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", complex: "complex"}
+_PYTHON_TYPES = {name: kind for kind, name in _PYTHON_KINDS.items()}
 _ML_DTYPES = {
     np.dtype(value)
     for value in vars(ml_dtypes).values()
@@ -137,6 +138,46 @@ def named_dtype(name: str) -> np.dtype[Any]:
     """The dtype called ``name``, those of ml_dtypes included."""
     extended = getattr(ml_dtypes, name, None)
     return np.dtype(name if extended is None else extended)
+
+
+def is_convertible(found: LeafSpec, wanted: LeafSpec) -> bool:
+    """Whether `converted` can make a leaf like ``wanted`` of one like ``found``: shapes and keys have to agree."""
+    if "key" in (found.kind, wanted.kind) or found.shape != wanted.shape:
+        return False
+    return not ("complex" in found.dtype and "complex" not in wanted.dtype)
+
+
+def converted(value: Any, wanted: LeafSpec) -> Any:
+    """A host value cast to the dtype or the kind of Python scalar that ``wanted`` is.
+
+    Raises:
+        ValueError: Values would be lost and not only rounded: it says which.
+    """
+    array = np.asarray(value)
+    if wanted.kind == "python":
+        kind = _PYTHON_TYPES[wanted.dtype]
+        scalar = value.item() if isinstance(value, np.ndarray) else value
+        try:
+            if kind in (bool, int) and kind(scalar) != scalar:
+                raise ValueError
+            return kind(scalar)
+        except (ValueError, OverflowError):  # NaN and infinity
+            raise ValueError(f"{scalar!r} does not fit into a Python {wanted.dtype}") from None
+    if dtype_name(array.dtype) == wanted.dtype:
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(named_dtype(wanted.dtype))
+        lost = _lost(array, cast)
+    if lost.any():
+        raise ValueError(f"{array[lost].flat[0]} does not fit into {wanted.dtype}")
+    return cast
+
+
+def _lost(array: np.ndarray[Any, Any], cast: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Where a cast did more than round: whole numbers have to stay the same, finite numbers have to stay finite."""
+    if is_inexact(cast.dtype):
+        return np.asarray(~np.isfinite(cast) & np.isfinite(array))
+    return np.asarray(cast.astype(array.dtype) != array)
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:

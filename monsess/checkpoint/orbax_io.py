@@ -19,8 +19,8 @@ import numpy as np
 
 from monsess.checkpoint.commit import ITEM, ORBAX_MARKERS
 
-#: Files of about this size can be hashed, read and uploaded by several threads at once, whatever the leaves' sizes.
-_FILE_BYTES = 64 << 20
+_FILES = 16
+_SMALLEST_FILE, _BIGGEST_FILE, _ORBAX_LIMIT = 4 << 20, 128 << 20, 2 << 30
 #: Leaf of a state that has no other that Orbax can hold: it refuses to write nothing.
 _PLACEHOLDER = "monsess_has_all_leaves_in_session_json"
 
@@ -42,7 +42,7 @@ def write(directory: str, step: int, tree: Any, *, compress: bool = False) -> No
         tree: Nested dicts and lists of numpy arrays, Python scalars and None; nobody may change it meanwhile.
         compress: Spend processor time to make floats a twelfth smaller, and zeros vanish.
     """
-    if not _has_leaf(tree):
+    if all(leaf is None for leaf in _leaves(tree)):
         tree = {_PLACEHOLDER: np.zeros((), np.uint8)}
     with _logging_left_alone():
         _write(directory, tree, compress)
@@ -59,9 +59,9 @@ def _write(directory: str, tree: Any, compress: bool) -> None:
     alone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes={0}, barrier_sync_key_prefix=f"monsess_{os.getpid()}"
     )
-    scalar = type_handlers.ScalarHandler()
+    scalar = type_handlers.ScalarHandler()  # a bool is an int; registered beside it, it would take its place
     handlers = type_handlers.create_type_handler_registry(
-        *((kind, scalar) for kind in (int, float, bool, np.number)),
+        *((kind, scalar) for kind in (int, float, np.number)),
         (np.ndarray, type_handlers.NumpyHandler(deepcopy_host_arrays=False)),  # the values are the saver's own
     )
     items: dict[str, Any] = {
@@ -81,7 +81,7 @@ def _write(directory: str, tree: Any, compress: bool) -> None:
         ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
     ):
         path = os.path.join(folder, os.path.basename(directory))
-        arrays = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
+        arrays = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_file_bytes(tree))
         checkpointer.save(path, ocp.args.Composite(**{ITEM: arrays}))
 
 
@@ -145,9 +145,20 @@ def _literal(folder: str) -> Iterator[str]:
         yield link
 
 
-def _has_leaf(tree: Any) -> bool:
-    if isinstance(tree, dict):
-        return any(map(_has_leaf, tree.values()))
-    if isinstance(tree, list):
-        return any(map(_has_leaf, tree))
-    return tree is not None
+def _file_bytes(tree: Any) -> int:
+    """About how big each data file is to be: several of them are hashed, read and uploaded at the same time.
+
+    None is smaller than the biggest array. Orbax would cut that into chunks to make it fit, which has to go into whole
+    numbers: an array with a prime number of rows becomes as many chunks as it has rows.
+    """
+    sizes = [leaf.nbytes for leaf in _leaves(tree) if isinstance(leaf, np.ndarray)]
+    wanted = min(sum(sizes) // _FILES, _BIGGEST_FILE)
+    return min(max(wanted, _SMALLEST_FILE, *sizes), _ORBAX_LIMIT)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, (dict, list)):
+        for node in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(node)
+    else:
+        yield tree

@@ -211,5 +211,4 @@ def _files(folder: str) -> list[str]:
 
 def _hash(path: str) -> Digest:
     with open(path, "rb", buffering=0) as reader:
-        os.fsync(reader.fileno())  # here, where several threads do it at once; most of it was on its way already
         return pump(reader, None)

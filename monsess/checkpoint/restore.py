@@ -14,7 +14,7 @@ import numpy as np
 
 from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord
-from monsess.checkpoint.leaves import LeafSpec, LeafTable, describe, dtype_name, named_dtype
+from monsess.checkpoint.leaves import LeafTable, converted, describe, is_convertible
 from monsess.checkpoint.staging import StagingDirectory
 from monsess.checkpoint.store import CheckpointStore, Standing
 from monsess.checkpoint.table import check_against, nest, unpack_row, unpack_specs
@@ -24,7 +24,6 @@ from monsess.log import logger
 T = TypeVar("T")
 
 _LOOKS = 3
-_PYTHON_DTYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "complex": complex}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,8 @@ def fit(restored: Restored, template_tree: Any, *, convert: bool = False) -> Any
     Args:
         restored: The checkpoint.
         template_tree: The live structure: a pytree of arrays, `jax.ShapeDtypeStruct` and Python scalars.
-        convert: Cast dtypes, and Python scalars to arrays and back. Shapes, paths and keys always have to agree.
+        convert: Cast dtypes, and Python scalars to arrays and back, where values are at most rounded. Shapes, paths
+            and keys always have to agree.
 
     Returns:
         The template's structure with host leaves: numpy arrays, for typed keys their uint32 key data, Python and
@@ -100,10 +100,14 @@ def fit(restored: Restored, template_tree: Any, *, convert: bool = False) -> Any
             spec.dtype,
             spec.key_impl,
         ):
-            if not (convert and _convertible(found, spec)):
+            if not (convert and is_convertible(found, spec)):
                 problems.append(f"{name}: {found} in the checkpoint, the state has {spec}")
                 continue
-            leaf = _convert(leaf, spec)
+            try:
+                leaf = converted(leaf, spec)
+            except ValueError as error:
+                problems.append(f"{name}: {found} in the checkpoint, the state has {spec}, and {error}")
+                continue
         leaves.append(leaf[()] if isinstance(example, np.generic) else leaf)
     for spec, _ in stored.values():
         problems.append(f"{spec.path or 'the state'}: {spec} in the checkpoint, the state has no such leaf")
@@ -196,7 +200,7 @@ def _newest(
                     vanished = True  # deleted while it was read: not damage
                     continue
             elif found is Standing.BROKEN:
-                problems = [f"{COMMIT} is not valid"]
+                problems = [f"{COMMIT} is missing or not valid"]
             else:
                 ignored.insert(0, str(step))
                 continue
@@ -261,17 +265,3 @@ def _load(store: CheckpointStore, record: CommitRecord, staging_dir: str | None)
 def _read_leaves(folder: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     arrays = iter(orbax_io.read(folder, [row["item"] for row in rows if "item" in row]))
     return [next(arrays) if "item" in row else unpack_row(row) for row in rows]
-
-
-def _convertible(found: LeafSpec, wanted: LeafSpec) -> bool:
-    if "key" in (found.kind, wanted.kind) or found.shape != wanted.shape:
-        return False
-    return not ("complex" in found.dtype and "complex" not in wanted.dtype)
-
-
-def _convert(leaf: Any, wanted: LeafSpec) -> Any:
-    if wanted.kind == "python":
-        kind = _PYTHON_DTYPES[wanted.dtype]
-        return kind(leaf.item() if isinstance(leaf, np.ndarray) else leaf)
-    array = np.asarray(leaf)
-    return array if dtype_name(array.dtype) == wanted.dtype else array.astype(named_dtype(wanted.dtype))

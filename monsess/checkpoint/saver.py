@@ -26,6 +26,8 @@ from monsess.log import logger
 
 _WARN_SECS = 5.0
 _CLEANING_SECS = 10.0
+#: Of the time that a save may take, the part for which what fails in the store is tried again.
+_PATIENCE = 0.9
 
 
 class ValuesLostError(SaveError):
@@ -295,17 +297,20 @@ class Saver:
         if self._is_unfit(snapshot, values):
             return None
         metrics = {name: float(np.asarray(value)) for name, value in snapshot.metrics.items()}
+        # A little less than the limit, after which only that it is over would be known, and not why.
+        left = self._active_since + _PATIENCE * self._options.save_timeout_secs - time.monotonic()
         try:
-            return publish(
-                self._store,
-                self._writer,
-                snapshot.step,
-                snapshot.specs,
-                values,
-                snapshot.session,
-                {name: value for name, value in metrics.items() if math.isfinite(value)},
-                self._check_still_wanted,
-            )
+            with self._store._storage.patience(left):
+                return publish(
+                    self._store,
+                    self._writer,
+                    snapshot.step,
+                    snapshot.specs,
+                    values,
+                    snapshot.session,
+                    {name: value for name, value in metrics.items() if math.isfinite(value)},
+                    self._check_still_wanted,
+                )
         except (SaveError, DirectoryInUseError):
             raise
         except Exception as error:

@@ -17,17 +17,26 @@ from kills import Ending, Workers, ending, output
 
 KILLED = pytest.StashKey[Counter[str]]()
 MOMENTS = pytest.StashKey[Counter[str]]()
+DAMAGED = pytest.StashKey[Counter[str]]()
+OPERATIONS = pytest.StashKey[dict[str, str]]()
 SEED = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[KILLED] = Counter()
     config.stash[MOMENTS] = Counter()
+    config.stash[DAMAGED] = Counter()
+    config.stash[OPERATIONS] = {}
     config.stash[SEED] = int(os.environ.get("MONSESS_SEED") or random.SystemRandom().randrange(10**6))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for key, what in ((KILLED, "killed, started again, and equal to the straight run"), (MOMENTS, "killed while")):
+    for key, what in (
+        (KILLED, "killed, started again, and equal to the straight run"),
+        (MOMENTS, "killed while"),
+        (OPERATIONS, "killed at an operation of the store, started again, and equal to the straight run"),
+        (DAMAGED, "files of a checkpoint damaged in one way each"),
+    ):
         counts = config.stash[key]
         if counts:
             listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
@@ -44,6 +53,18 @@ def killed(request: pytest.FixtureRequest) -> Counter[str]:
 def moments(request: pytest.FixtureRequest) -> Counter[str]:
     """How many kills at random moments met which phase."""
     return request.config.stash[MOMENTS]
+
+
+@pytest.fixture(scope="session")
+def operations(request: pytest.FixtureRequest) -> dict[str, str]:
+    """By scenario and store, at how many operations a run was killed, of how many."""
+    return request.config.stash[OPERATIONS]
+
+
+@pytest.fixture(scope="session")
+def damaged(request: pytest.FixtureRequest) -> Counter[str]:
+    """How many kinds of damage to how many files were found, by kind."""
+    return request.config.stash[DAMAGED]
 
 
 @pytest.fixture(scope="session")

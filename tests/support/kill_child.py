@@ -12,13 +12,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import os
 import signal
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any
+
+import kill_stores
+from kill_stores import die
 
 if __name__ == "__main__":
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a pool of threads does not survive a fork
@@ -34,14 +36,19 @@ class Options:
 
     Args:
         folder: Where everything lies.
-        store: "local"; "plain", an fsspec filesystem that writes in place and cannot rename; or "none".
+        store: One of `kill_stores.STORES`.
         last_step: Where to stop.
         every: Save every so many steps.
         saver: Where the saver hook stands: "default", or in the user's list: "first", "middle", "last".
         keep: How many checkpoints to keep.
         kill: Where the attempt kills itself: one of `PLACES`; "begin", "after_create_session", "end" (of a hook) or
-            "closed"; or "operation": at an access to a file.
-        at: The step at which it does, or the number of the access.
+            "closed"; or "operation": at an operation of the store.
+        at: The step at which it does, or the number of the operation.
+        kind: Of which kind of operations, in a faulty store.
+        when: At which point of the operation, in a faulty store.
+        late: So many seconds after it, elsewhere.
+        pin: A step that is pinned before anything else.
+        restore_step: The step to restore, and to move those after it aside.
         cache: Directory of compiled programs, which saves time and changes no bit.
         fill_cache: Whether to add to it; a killed process might leave half an entry.
     """
@@ -54,6 +61,11 @@ class Options:
     keep: int = 5
     kill: str = ""
     at: int = 0
+    kind: str = "any"
+    when: str = "before"
+    late: float = 0.0
+    pin: int = 0
+    restore_step: int | None = None
     cache: str | None = None
     fill_cache: bool = False
 
@@ -68,33 +80,6 @@ PLACES = (
     "loop",  # run has returned: the save of the step, if any, is on its way
     "after_save",  # its commit is known, cleaning up goes on
 )
-
-
-def die() -> NoReturn:
-    """SIGKILL: no handler, no finally, no exit function."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        time.sleep(1)
-
-
-def die_at_operation(directories: tuple[str, ...], number: int) -> list[int]:
-    """Kill this process at its ``number``-th access to something in ``directories``; the list returned counts them."""
-    counter = itertools.count(1)
-    counted = [0]
-    events = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event not in events or not args:
-            return
-        inside = isinstance(args[0], str) and args[0].startswith(directories)
-        removed_by_descriptor = event in ("os.remove", "os.rmdir") and len(args) > 1 and args[1] != -1
-        if inside or removed_by_descriptor:
-            counted[0] = next(counter)  # the counter is atomic, and several threads come here
-            if counted[0] == number:
-                die()
-
-    sys.addaudithook(hook)
-    return counted
 
 
 class Appender:
@@ -127,6 +112,7 @@ def problem() -> Any:
     """The train step, and the hooks, whose base class needs the import."""
     import jax
     import jax.numpy as jnp
+    import mixed_leaves
     import toy
 
     import monsess as ms
@@ -140,7 +126,8 @@ def problem() -> Any:
         index = batch["index"][0]
         draw = jax.random.normal(ms.per_device_key(inner["key"]), ())
         outputs |= {"index": index, "checksum": bits[0] + bits[1] + bits[2], "draw": draw, "rate": rate}
-        return {"toy": inner, "used": state["used"].at[index].add(1)}, outputs
+        used = state["used"].at[index].add(1)
+        return {"toy": inner, "used": used, "mixed": mixed_leaves.advance(state["mixed"])}, outputs
 
     class Pending(ms.SessionRunHook):
         """Looks at values some steps late, or when a checkpoint needs them, so that steps overlap."""
@@ -246,18 +233,13 @@ def problem() -> Any:
     return train, Witness, Curve, Killer
 
 
-def _register_plain() -> None:
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
+def init_fn() -> dict[str, Any]:
+    """Twelve leaves."""
+    import jax.numpy as jnp
+    import mixed_leaves
+    import toy
 
-    class Plain(LocalFileSystem):
-        protocol = "plain"
-
-        @classmethod
-        def _strip_protocol(cls, path: Any) -> str:
-            return super()._strip_protocol(str(path).removeprefix("plain://"))
-
-    fsspec.register_implementation("plain", Plain, clobber=True)
+    return {"toy": toy.init_fn(), "used": jnp.zeros(BATCHES, jnp.int32), "mixed": mixed_leaves.init_fn()}
 
 
 def prepare() -> None:
@@ -268,7 +250,7 @@ def prepare() -> None:
     import orbax.checkpoint  # noqa: F401
     import tensorstore  # noqa: F401
 
-    _register_plain()
+    kill_stores.register()
     problem()
 
 
@@ -282,7 +264,6 @@ def train(options: Options) -> None:
     mark("importing")
     prepare()
     import jax
-    import jax.numpy as jnp
     import toy
 
     import monsess as ms
@@ -294,10 +275,12 @@ def train(options: Options) -> None:
     mark("imported")
 
     step, Witness, Curve, Killer = problem()
-    directory = os.path.join(options.folder, "checkpoints")
-    staging = os.path.join(options.folder, "staging")
-    urls = {"local": directory, "plain": f"plain://{directory}", "none": None}
-    accesses = die_at_operation((directory, staging), options.at if options.kill == "operation" else 0)
+    at_operation = options.at if options.kill == "operation" else 0
+    store = kill_stores.opened(
+        options.store, options.folder, options.kind, at_operation, options.when, options.late
+    )
+    if options.pin:
+        ms.CheckpointStore(store.url, store.options).pin(options.pin)
     curve = Curve(Appender(os.path.join(options.folder, "curve")))
     witnesses = [Witness(place) for place in ("first", "middle", "last")]
     hooks: list[Any] = [witnesses[0], Killer(options, "first"), curve, ms.NanTensorHook(), witnesses[1]]
@@ -309,10 +292,15 @@ def train(options: Options) -> None:
         hooks.insert(place, ms.CheckpointSaverHook(save_steps=options.every))
 
     with ms.MonitoredTrainingSession(
-        lambda: {"toy": toy.init_fn(), "used": jnp.zeros(BATCHES, jnp.int32)},
+        init_fn,
         data=[batch(index) for index in range(BATCHES)],
-        checkpoint_dir=urls[options.store],
-        checkpoint=ms.CheckpointOptions(staging_dir=staging if options.store == "plain" else None),
+        checkpoint_dir=store.url,
+        storage_options=store.options,
+        checkpoint=ms.CheckpointOptions(
+            staging_dir=None if options.store == "local" else os.path.join(options.folder, "staging"),
+            restore_step=options.restore_step,
+            newer="aside",
+        ),
         hooks=hooks,
         keep=ms.KeepLast(options.keep),
         prefetch=2,
@@ -338,7 +326,7 @@ def train(options: Options) -> None:
         "restored_from": sess.restored_from,
         "saves": sess.summary()["saves"],
         "run_id": sess.run_id,
-        "accesses": accesses[0],
+        "operations": store.operations(),
     }
     path = os.path.join(options.folder, "result.json")
     with open(f"{path}.new", "w") as file:

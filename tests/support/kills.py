@@ -228,13 +228,16 @@ def assert_tidy(folder: str) -> None:
     """Nothing is left of killed saves: the directory holds committed steps, and they hold what was committed."""
     root = Path(folder, "checkpoints")
     steps = {str(step) for step in assert_sound(folder)}
-    left = {path.name for path in root.iterdir()} - {"run.json", "owner.json"} - steps
+    kept = {path.name for path in root.iterdir() if path.name.startswith(("aside-", "damaged-"))}
+    left = {path.name for path in root.iterdir()} - {"run.json", "owner.json", "pins"} - steps - kept
     inside = [path.relative_to(root).as_posix() for name in sorted(left) for path in sorted((root / name).rglob("*"))]
     assert not left, f"left behind: {sorted(left)}, in it: {inside}"
     for step in steps:
         committed = json.loads((root / step / "commit.json").read_text())["files"]
         files = {path.relative_to(root / step).as_posix() for path in (root / step).rglob("*") if path.is_file()}
         assert files == {*committed, "commit.json"}, f"step {step}"
+    pins = [path.name for path in root.glob("pins/*")]
+    assert all(name in steps for name in pins), f"in pins: {pins}"
     staging = Path(folder, "staging")
     assert not staging.exists() or not list(staging.rglob("*"))
 
@@ -281,6 +284,8 @@ def finish(attempt: Attempt, last: Options, straight: Ending, keep: bool = False
 
 
 def run_id(folder: str) -> str | None:
-    """The name of the run, if there is one yet."""
-    path = Path(folder, "checkpoints", "run.json")
-    return json.loads(path.read_text())["run_id"] if path.exists() else None
+    """The name of the run, if there is one yet; a kill may leave half of the file."""
+    try:
+        return json.loads(Path(folder, "checkpoints", "run.json").read_bytes())["run_id"]
+    except (FileNotFoundError, ValueError):
+        return None

@@ -12,6 +12,7 @@ from refusing import RefusingFileSystem, refuse, refusing
 
 from monsess.errors import StorageError
 from monsess.storage import Storage
+from monsess.testing import Faults
 
 ODD_NAMES = ["run[1]", "a*b", "with space", "%20", "a#b", "a?b", "ünï☃", "a::b", "-x", "{a,b}", "run/", "..b"]
 
@@ -133,14 +134,35 @@ def test_credentials_are_never_shown():
     ],
 )
 def test_permission_errors_are_not_retried(operation, act):
-    storage = Storage(fresh("refusing"), backoff_secs=0.0)
-    storage.write("x", b"1")
+    url = fresh("refusing")
+    Storage(url).write("x", b"1")
+    storage = Storage(url, backoff_secs=0.0)
     with refusing(refuse(operation)) as fs:
         with pytest.raises(StorageError, match="credentials") as caught:
             act(storage)
         assert [o for o, _ in fs.log].count(operation) == 1
     assert isinstance(caught.value, OSError)
     assert isinstance(caught.value.__cause__, PermissionError)
+
+
+def test_a_filesystem_object_whose_credentials_have_run_out_is_replaced():
+    faults = Faults()
+    storage = Storage(fresh("faulty"), {"faults": faults}, backoff_secs=1000.0, workers=1)
+    storage.write("x", b"1")
+    faults.expire_credentials()
+    assert storage.read("x") == b"1"
+    assert [(o.kind, o.outcome, o.instance) for o in faults.log] == [
+        ("write", "done", 1),
+        ("read", "PermissionError", 1),
+        ("read", "done", 2),
+    ]
+    faults.fail("write", times=None, error=PermissionError("really not"))
+    with pytest.raises(StorageError, match="really not"):
+        storage.write("y", b"1")
+    assert [(o.kind, o.instance) for o in faults.log[3:]] == [("write", 2), ("write", 3)]
+    with pytest.raises(StorageError, match="really not"):
+        storage.write("y", b"1")
+    assert [(o.kind, o.instance) for o in faults.log[5:]] == [("write", 4)], "a fresh one is believed at once"
 
 
 def test_transient_errors_are_retried_with_fresh_filesystems():

@@ -1,0 +1,358 @@
+"""What a checkpoint costs, paired in one run with Orbax's own checkpointers, a raw write, and a plain upload.
+
+    python benchmarks/checkpoint.py [--sizes 10,400,2000] [--rounds N] [--folder DIR] [--s3 | --url URL] [--json FILE]
+
+Save, on local disk: how long the training thread is held, the time until the step is committed, MB/s, and how much the
+process grew, for a monsess session, Orbax's ``AsyncCheckpointer`` and ``CheckpointManager``, and a raw write with
+fsync. Load: a verified load against Orbax's and a raw read, from the page cache. Upload: the files of one checkpoint,
+hashed on the way, against a plain ``put`` of fsspec; ``--s3`` starts a SeaweedFS for it, ``--url`` takes a store of
+your own (options as JSON in MONSESS_STORAGE_OPTIONS).
+
+Every round runs all sides in another order, so that a change of the machine's speed meets all of them. Printed are
+the medians over the rounds, and the median of the ratios to Orbax's (or the plain) side of the same round, which is
+what counts on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import itertools
+import json
+import logging
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import monsess as ms
+
+LEAVES = 20
+STEPS_AFTER = 5  # steps right after a save: what holds them up belongs to the save
+Figures = dict[str, float]
+GOALS = {
+    "stall not above Orbax's": ("save", "monsess", "stall", "AsyncCheckpointer", 1.0),
+    "commit within 1.15 of Orbax's": ("save", "monsess", "commit", "AsyncCheckpointer", 1.15),
+    "upload at 0.9 of plain fsspec": ("upload", "monsess", "seconds", "plain put", 1 / 0.9),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--sizes", default="10,400,2000", help="MB, separated by commas")
+    parser.add_argument("--rounds", type=int, default=0, help="0: as many as the size asks for")
+    parser.add_argument("--folder", help="on the disk to measure; default: the directory for temporary files")
+    parser.add_argument("--s3", action="store_true", help="start SeaweedFS and measure uploads to it")
+    parser.add_argument("--url", help="measure uploads to this store")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    options = parser.parse_args()
+    logging.getLogger("monsess").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="monsess-benchmark-", dir=options.folder) as folder:
+        for size in (int(part) for part in options.sizes.split(",")):
+            rounds = options.rounds or (11 if size < 100 else 7 if size < 1000 else 3)
+            leaves = make_leaves(size)
+            results.append(measure("save", size, save_sides(leaves, folder), rounds))
+            results.append(measure("load", size, load_sides(leaves, folder), rounds))
+            if options.s3 or options.url:
+                with remote(options.url, folder) as (url, storage_options):
+                    sides = upload_sides(leaves, folder, url, storage_options)
+                    results.append(measure("upload", size, sides, min(rounds, 5)))
+            report_goals(results, size)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+
+
+def make_leaves(size: int) -> dict[str, np.ndarray[Any, Any]]:
+    """A state of ``size`` MB of random floats, which hardly compress."""
+    draw = np.random.default_rng(0)
+    rows = max(1, size * 1_000_000 // 4 // LEAVES // 100)
+    return {f"w{i:02}": draw.standard_normal((rows, 100), dtype=np.float32) for i in range(LEAVES)}
+
+
+def measure(kind: str, size: int, sides: dict[str, Callable[[], Figures]], rounds: int) -> dict[str, Any]:
+    """Run all sides in turn, print a table of medians and return every figure."""
+    found: dict[str, list[Figures]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(-1, rounds):  # the round before the first one warms up and does not count
+        order = names[number % len(names) :] + names[: number % len(names)]
+        for name in order if number % 2 else order[::-1]:
+            print(f"\r\033[K{size} MB {kind}: round {max(number, 0) + 1}/{rounds}, {name}", end="", file=sys.stderr)
+            gc.collect()
+            os.sync()
+            cpu = time.process_time()
+            with peak_memory() as memory:
+                figures = sides[name]()
+            memory["cpu"] = time.process_time() - cpu  # with what it takes to get ready, much the same on all sides
+            if number >= 0:
+                found[name].append({**figures, **memory})
+    print("\r\033[K", end="", file=sys.stderr)
+    last = "commit" if kind == "save" else "seconds"
+    print(f"{size} MB {kind}, {rounds} rounds")
+    for name, figures in found.items():
+        parts = [f"{key} {1000 * median(figures, key):8.1f} ms" for key in figures[0] if key in ("stall", last)]
+        rate, grown = size / median(figures, last), median(figures, "peak_mb")
+        text = f"  {name:18} {'  '.join(parts):>38}  {rate:7.0f} MB/s  memory +{grown:6.0f} MB"
+        text += f"  cpu {1000 * median(figures, 'cpu'):6.0f} ms"
+        if name == "monsess":
+            against = [other for other in names if other != name]
+            text += "   to " + ", ".join(f"{other} {ratio(found, name, last, other):.2f}" for other in against)
+        print(text, flush=True)
+    return {"kind": kind, "mb": size, "rounds": rounds, "sides": found}
+
+
+def median(figures: list[Figures], key: str) -> float:
+    """Over the rounds."""
+    return statistics.median(one[key] for one in figures)
+
+
+def ratio(found: dict[str, list[Figures]], name: str, key: str, other: str) -> float:
+    """The median over the rounds of the paired ratios."""
+    pairs = zip(found[name], found[other], strict=True)
+    return statistics.median(one[key] / max(two[key], 1e-9) for one, two in pairs)
+
+
+def report_goals(results: list[dict[str, Any]], size: int) -> None:
+    """Say which goals hold."""
+    for text, (kind, name, key, other, limit) in GOALS.items():
+        for result in results:
+            if result["kind"] == kind and result["mb"] == size:
+                value = ratio(result["sides"], name, key, other)
+                print(f"  goal: {text}: {value:.2f} (limit {limit:.2f}) {'yes' if value <= limit else 'NO'}")
+
+
+@contextlib.contextmanager
+def peak_memory() -> Iterator[Figures]:
+    """By how much resident memory grew at most, in MB; 0 where the system does not tell."""
+    figures: Figures = {"peak_mb": 0.0}
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        yield figures
+        return
+    before = status_mb("VmRSS")
+    yield figures
+    figures["peak_mb"] = max(0.0, status_mb("VmHWM") - before)
+
+
+def status_mb(name: str) -> float:
+    """One size from /proc/self/status."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1000 for line in file if line.startswith(f"{name}:"))
+
+
+@contextlib.contextmanager
+def fresh(folder: str) -> Iterator[str]:
+    """An empty directory that is gone afterwards."""
+    path = tempfile.mkdtemp(dir=folder)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def body(state: Any, _: Any) -> Any:
+    """A step that touches little of a big state."""
+    return {**state, "n": state["n"] + 1}, {"n": state["n"] * 1.0}
+
+
+class Training:
+    """A session over the state, its steps, and how long they usually take."""
+
+    def __init__(self, leaves: Any, **settings: Any) -> None:
+        self.session = ms.MonitoredTrainingSession(
+            lambda: {**leaves, "n": np.zeros((), np.int32)},
+            save_checkpoint_secs=None,
+            log_step_count_steps=1_000_000,
+            check_replicas=False,
+            **settings,
+        )
+        self._train = ms.train_step(body)
+        self._batch = np.zeros((1, 1), np.float32)
+        self.step()
+        self.usual = statistics.median(self.steps(1) for _ in range(20))
+
+    def step(self) -> None:
+        """One step, until it is done."""
+        self.session.run(self._train, self._batch)["n"].block_until_ready()
+
+    def extra(self) -> float:
+        """By how many seconds the next few steps are late."""
+        return self.steps(STEPS_AFTER) - STEPS_AFTER * self.usual
+
+    def steps(self, count: int) -> float:
+        """The seconds that ``count`` steps take."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        return time.perf_counter() - begun
+
+
+class _Done(Exception):
+    """Leaves a session without a last save."""
+
+
+def save_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
+    """A save to local disk."""
+    import orbax.checkpoint as ocp
+
+    def monsess() -> Figures:
+        with fresh(folder) as path:
+            return monsess_save(leaves, path)
+
+    def asynchronous() -> Figures:
+        with fresh(folder) as path, ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            return orbax(
+                lambda state: checkpointer.save(f"{path}/1", args=ocp.args.StandardSave(state)),
+                checkpointer.wait_until_finished,
+            )
+
+    def manager() -> Figures:
+        with fresh(folder) as path, ocp.CheckpointManager(path) as manager:
+            return orbax(lambda state: manager.save(1, args=ocp.args.StandardSave(state)), manager.wait_until_finished)
+
+    def orbax(save: Callable[[Any], Any], wait: Callable[[], Any]) -> Figures:
+        training = Training(leaves)
+        with training.session as session:
+            begun = time.perf_counter()
+            save(session.state)
+            held = time.perf_counter() - begun + training.extra()
+            wait()
+            return {"stall": held, "commit": time.perf_counter() - begun}
+
+    def raw() -> Figures:
+        with fresh(folder) as path:
+            begun = time.perf_counter()
+            write_raw(leaves, f"{path}/raw")
+            return {"stall": time.perf_counter() - begun, "commit": time.perf_counter() - begun}
+
+    return {"monsess": monsess, "AsyncCheckpointer": asynchronous, "CheckpointManager": manager, "raw write": raw}
+
+
+def monsess_save(leaves: Any, url: str, storage_options: dict[str, Any] | None = None) -> Figures:
+    """One save of a session."""
+    figures: Figures = {}
+    with contextlib.suppress(_Done):
+        training = Training(leaves, checkpoint_dir=url, storage_options=storage_options)
+        with training.session as session:
+            begun = time.perf_counter()
+            session.request_save()
+            figures["stall"] = time.perf_counter() - begun + training.extra()
+            while not session.summary()["saves"]:
+                time.sleep(0.001)
+            figures["commit"] = time.perf_counter() - begun
+            raise _Done
+    return figures
+
+
+def load_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
+    """A load into host memory, from the page cache."""
+    import orbax.checkpoint as ocp
+
+    path = tempfile.mkdtemp(dir=folder)
+    monsess_save(leaves, f"{path}/monsess")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(f"{path}/orbax", leaves)
+    write_raw(leaves, f"{path}/raw")
+
+    def timed(load: Callable[[], Any]) -> Figures:
+        begun = time.perf_counter()
+        found = load()
+        seconds = time.perf_counter() - begun
+        assert all(np.array_equal(found[name], leaf) for name, leaf in leaves.items())
+        return {"seconds": seconds}
+
+    def orbax() -> Any:
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in leaves}
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            return checkpointer.restore(f"{path}/orbax", args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+    def raw() -> Any:
+        with open(f"{path}/raw", "rb") as file:
+            return {
+                name: np.frombuffer(file.read(leaf.nbytes), leaf.dtype).reshape(leaf.shape)
+                for name, leaf in leaves.items()
+            }
+
+    return {
+        "monsess": lambda: timed(lambda: ms.load_checkpoint(f"{path}/monsess")),
+        "Orbax": lambda: timed(orbax),
+        "raw read": lambda: timed(raw),
+    }
+
+
+def write_raw(leaves: Any, path: str) -> None:
+    """The bytes one after the other, forced to disk."""
+    with open(path, "wb") as file:
+        for leaf in leaves.values():
+            file.write(leaf)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def remote(url: str | None, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The store to upload to, and its options."""
+    if url is not None:
+        yield url, json.loads(os.environ.get("MONSESS_STORAGE_OPTIONS", "{}"))
+        return
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+    import servers
+
+    with servers.s3_server(Path(tempfile.mkdtemp(dir=folder))) as storage_options:
+        yield "s3://smoke/benchmark", storage_options
+
+
+def upload_sides(leaves: Any, folder: str, url: str, options: dict[str, Any]) -> dict[str, Callable[[], Figures]]:
+    """The files of one checkpoint to a store, and a whole save."""
+    import fsspec
+
+    from monsess.storage import Storage
+
+    path = tempfile.mkdtemp(dir=folder)
+    monsess_save(leaves, path)
+    local = f"{path}/{ms.latest_checkpoint(path)}"
+    names = [os.path.relpath(os.path.join(at, name), local) for at, _, files in os.walk(local) for name in files]
+    filesystem, root = fsspec.url_to_fs(url, **options)
+    counter = itertools.count()
+
+    def timed(work: Callable[[int], Any]) -> Figures:
+        number = next(counter)
+        begun = time.perf_counter()
+        work(number)
+        seconds = time.perf_counter() - begun
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.rm(f"{root}/{number}", recursive=True)
+        return {"seconds": seconds}
+
+    def monsess(number: int) -> None:
+        storage = Storage(f"{url}/{number}", options)
+        storage.map([lambda n=name: storage.upload(n, os.path.join(local, n)) for name in names])
+
+    def plain(number: int) -> None:
+        filesystem.put([os.path.join(local, name) for name in names], [f"{root}/{number}/{name}" for name in names])
+
+    def save(number: int) -> None:
+        monsess_save(leaves, f"{url}/{number}", options)
+
+    return {
+        "monsess": lambda: timed(monsess),
+        "plain put": lambda: timed(plain),
+        "whole save": lambda: timed(save),
+    }
+
+
+if __name__ == "__main__":
+    main()

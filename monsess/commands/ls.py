@@ -1,0 +1,109 @@
+"""List the steps of a checkpoint directory, what else lies there, and who owns it.
+
+Every commit record is read, no other file of a step: "damaged" means that the record itself is not valid.
+`monsess verify` reads the rest. Exit status 1 if there is no committed step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from monsess.checkpoint.commit import ORBAX_MARKERS, SESSION, CommitRecord
+from monsess.checkpoint.owner import read_owner
+from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.commands.console import Cell, Console, age_text, count_text, size_text
+from monsess.commands.options import Parser, add_store, count, open_store
+from monsess.commands.ownership import owner_as_json, owner_text
+
+_STYLES = {"committed": "", "pinned": "good", "unfinished": "warn", "foreign": "dim", "damaged": "bad"}
+_PUT_ASIDE = ("aside-", "damaged-")
+
+
+def configure(parser: Parser) -> None:
+    """Add the arguments of ``monsess ls``."""
+    add_store(parser)
+    parser.add_argument("-n", "--last", type=count, metavar="N", help="only the N highest step numbers")
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """List; 0 if there is a committed step."""
+    store = open_store(args)
+    with console.progress(f"looking at {store.url}"):
+        found = store._look()
+        numbers = found.numbers[-args.last :] if args.last else found.numbers
+        looks = store._storage.map([lambda s=s: store._look_at(s, found) for s in numbers])
+        pins = store._pins()
+        rows = [_row(store, s, look, s in pins) for s, look in zip(numbers, looks, strict=True)]
+        aside = sorted(name for name in store._list_root() if name.startswith(_PUT_ASIDE)) + sorted(found.odd)
+        owner = read_owner(store)
+    console.document(
+        {
+            "url": store.url,
+            "steps": rows,
+            "left_out": len(found.numbers) - len(numbers),
+            "other_folders": aside,
+            "owner": owner_as_json(owner),
+        }
+    )
+    now = time.time()
+    console.table(
+        ("STEP", "AGE", "SIZE", "STATE", "RUN", "ATTEMPT", "METRICS"),
+        [_cells(row, now) for row in rows],
+        ">>>",
+    )
+    committed = [row for row in rows if row["state"] == "committed"]
+    if rows:
+        more = f", {len(found.numbers) - len(numbers)} older not shown" if args.last else ""
+        total = size_text(sum(row["size"] for row in committed))
+        console.say(f"{count_text(len(committed), 'committed step')}, {total}{more}, in {store.url}")
+    else:
+        console.say(f"There is no checkpoint in {store.url}")
+    if aside:
+        console.say(f"not steps: {', '.join(aside)}")
+    console.say(owner_text(owner))
+    return 0 if committed else 1
+
+
+def _row(store: CheckpointStore, step: int, look: CommitRecord | Standing, pinned: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"step": step, "state": "committed", "pinned": pinned}
+    if isinstance(look, CommitRecord):
+        size = sum(digest.size for digest in look.files.values())
+        return {
+            **row,
+            "time": look.time,
+            "size": size,
+            "run_id": look.run_id,
+            "attempt": look.attempt,
+            "metrics": dict(look.metrics),
+        }
+    session: dict[str, Any] = store._session_of(str(step)) or {}
+    row |= {"time": None, "size": None, "run_id": session.get("run_id"), "attempt": session.get("attempt")}
+    row["metrics"] = {}
+    row["state"] = "damaged" if look is Standing.BROKEN else "unfinished"
+    if look is Standing.UNCOMMITTED and not session and _is_foreign(store, step):
+        row["state"] = "foreign"
+    return row
+
+
+def _is_foreign(store: CheckpointStore, step: int) -> bool:
+    """Whether a step is a checkpoint that monsess did not write."""
+    try:
+        names = store._storage.list(str(step))
+    except FileNotFoundError:
+        return False
+    return SESSION not in names and not set(ORBAX_MARKERS).isdisjoint(names)
+
+
+def _cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
+    state = row["state"]
+    return (
+        str(row["step"]),
+        "" if row["time"] is None else age_text(now - row["time"]),
+        size_text(row["size"]),
+        Cell(f"{state}, pinned" if row["pinned"] else state, _STYLES["pinned" if row["pinned"] else state]),
+        str(row["run_id"] or ""),
+        str(row["attempt"] or ""),
+        " ".join(f"{name}={value:g}" for name, value in sorted(row["metrics"].items())),
+    )

@@ -1,0 +1,44 @@
+"""Protect steps from deletion by retention, by `monsess prune` and by `CheckpointStore.delete`.
+
+A pin is an object pins/STEP in the directory; a run that is going on sees it before its next deletion. Exit status 1 if
+a step is not committed; then nothing is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from monsess.commands.console import Console
+from monsess.commands.options import Parser, add_store, open_store, resolve, step_or_newest
+from monsess.commands.reading import commit_of
+
+
+def configure(parser: Parser) -> None:
+    """Add the arguments of ``monsess pin``."""
+    add_store(parser)
+    parser.add_argument("steps", metavar="STEP", nargs="+", type=step_or_newest, help="global steps, or 'newest'")
+    parser.add_argument("--remove", action="store_true", help="take the pins away")
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Pin or unpin; 0 if done."""
+    store = open_store(args)
+    with console.progress(f"writing to {store.url}"):
+        steps = sorted({resolve(store, step) for step in args.steps})
+        before = store._pins()
+        if args.remove:
+            for step in steps:
+                store.unpin(step)
+        else:
+            for step in steps:
+                commit_of(store, step)  # all of them before the first is pinned
+            for step in steps:
+                store.pin(step)
+        after = store._pins()
+    console.document({"url": store.url, "steps": steps, "pinned": sorted(after)})
+    for step in steps:
+        was = "was" if (step in before) != args.remove else "is"
+        state = "not pinned" if args.remove else "pinned"
+        console.say(f"step {step} {'was already' if was == 'was' else 'is now'} {state}")
+    console.say(f"pinned in {store.url}: {', '.join(map(str, sorted(after))) or 'none'}")
+    return 0

@@ -1,0 +1,165 @@
+"""SIGKILL at every single operation of the store: started again, the run ends in the bits of a straight one.
+
+Twelve leaves are saved, committed, saved and committed again, and what is no longer wanted is deleted. `make soak`
+kills at every operation; otherwise a sample is taken, whose seed is printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kill_child import Options
+from kill_stores import STORES
+from kills import SIGKILLED, assert_sound, assert_tidy, finish, output, result
+
+import monsess as ms
+
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+#: How many operations are tried per store and scenario; None: all of them.
+SAMPLE = {"4": 2, "12": 9}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
+#: Two saves, the first deleted after the second.
+CYCLE = Options(last_step=4, every=2, keep=1)
+WHERE = [name for name in STORES if name != "none"]
+
+
+def nothing(options: Options, attempt: Callable[[Options], int]) -> None:
+    """A fresh start: the first save there ever was is among what is killed."""
+
+
+def killed_before(options: Options, attempt: Callable[[Options], int]) -> None:
+    """A first attempt was killed while the save of step 4 was on its way: the restart is what is killed again."""
+    first = dataclasses.replace(options, kill="loop", at=4, last_step=6)
+    assert attempt(first) == SIGKILLED, output(options.folder)
+
+
+def newer_steps(options: Options, attempt: Callable[[Options], int]) -> None:
+    """An older step is chosen: two newer ones move aside."""
+    assert attempt(dataclasses.replace(options, last_step=6, keep=9, restore_step=None)) == 0, output(options.folder)
+    remember(options.folder, "aside", 4, 6)
+
+
+def damaged_step(options: Options, attempt: Callable[[Options], int]) -> None:
+    """The newest step is damaged, and its number is needed."""
+    assert attempt(dataclasses.replace(options, keep=9)) == 0, output(options.folder)
+    flip(Path(options.folder, "checkpoints", "4", "session.json"))
+    remember(options.folder, "damaged", 4)
+
+
+def pinned(options: Options, attempt: Callable[[Options], int]) -> None:
+    """A step is pinned first, which the policy lets go; the kill meets the pin as well."""
+    assert attempt(dataclasses.replace(options, last_step=2, pin=0)) == 0, output(options.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What is there before the attempt that is killed, and what that attempt does.
+
+    Args:
+        before: Prepares the directory.
+        options: What is different from `CYCLE`.
+    """
+
+    before: Callable[[Options, Callable[[Options], int]], None]
+    options: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def prepare(self, options: Options, attempt: Callable[[Options], int]) -> Options:
+        options = dataclasses.replace(options, **self.options)
+        self.before(options, attempt)
+        Path(options.folder, "result.json").unlink(missing_ok=True)
+        return options
+
+
+SCENARIOS = {
+    "a fresh start": Scenario(nothing),
+    "a restart": Scenario(killed_before, {"last_step": 6}),
+    "newer steps moved aside": Scenario(newer_steps, {"restore_step": 2}),
+    "a damaged step moved aside": Scenario(damaged_step),
+    "a pinned step": Scenario(pinned, {"pin": 2}),
+}
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+
+
+def remember(folder: str, name: str, *steps: int) -> None:
+    """Keep a copy of steps of which no byte may be lost."""
+    for step in steps:
+        shutil.copytree(Path(folder, "checkpoints", str(step)), Path(folder, "remembered", f"{name}-{step}-"))
+
+
+def assert_nothing_lost(folder: str) -> None:
+    """Each step that was remembered lies aside, whole and once."""
+    for kept in Path(folder).glob("remembered/*"):
+        found = [path for path in Path(folder, "checkpoints").iterdir() if path.name.startswith(kept.name)]
+        assert len(found) == 1, f"{kept.name}: {found}"
+        assert contents(found[0]) == contents(kept), kept.name
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def places(store: str, operations: list[str]) -> list[Options]:
+    """Where to kill: before every operation; where the store tells of them, also in the middle of and after some."""
+    found = [Options(kill="operation", at=number) for number in range(1, len(operations) + 1)]
+    if store in ("local", "plain"):  # writes are not seen from inside: a little later they may be half done
+        late = [0.0003, 0.001, 0.003, 0.01]
+        opened = [number for number, operation in enumerate(operations, 1) if operation in ("open", "mkdir")]
+        return found + [
+            Options(kill="operation", at=number, late=late[turn % len(late)]) for turn, number in enumerate(opened)
+        ]
+    count = Counter(operations)
+    for kind, when in (("write", "middle"), ("write", "after"), ("copy", "middle"), ("delete", "after")):
+        found += [Options(kill="operation", kind=kind, when=when, at=n) for n in range(1, count[kind] + 1)]
+    return found
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("store", WHERE)
+def test_killed_at_every_operation(store, scenario, workers, cache, straight, seed, operations):
+    print(f"MONSESS_SEED={seed}")
+    expected = {last_step: straight(last_step) for last_step in (6, 8)}
+    about = SCENARIOS[scenario]
+    base = dataclasses.replace(CYCLE, store=store, cache=cache)
+
+    def start(attempt):
+        return about.prepare(dataclasses.replace(base, folder=workers.folder(scenario)), attempt)
+
+    counting = start(workers.servers[0])
+    assert workers.servers[0](counting) == 0, output(counting.folder)
+    all_places = places(store, result(counting.folder)["operations"])
+    shutil.rmtree(counting.folder)
+    chosen = all_places if SAMPLE is None else random.Random(f"{seed}/{store}/{scenario}").sample(all_places, SAMPLE)
+
+    kills = []
+
+    def kill_and_resume(attempt, place):
+        options = start(attempt)
+        where = {field: getattr(place, field) for field in ("kill", "at", "kind", "when", "late")}
+        status = attempt(dataclasses.replace(options, **where))
+        assert status in (0, SIGKILLED), f"ended with {status}\n{output(options.folder)}"
+        assert_sound(options.folder)
+        # Two more steps, so that there is a commit after the kill whatever was reached.
+        last = dataclasses.replace(options, last_step=options.last_step + 2)
+        finish(attempt, last, expected[last.last_step], keep=True)
+        assert_nothing_lost(options.folder)
+        if options.pin:
+            assert ms.CheckpointStore(os.path.join(options.folder, "checkpoints")).verify(options.pin) == []
+        shutil.rmtree(options.folder)
+        kills.append(status == SIGKILLED)
+
+    try:
+        workers.map(kill_and_resume, chosen)
+    finally:
+        operations[f"\n  {scenario}, {store}:"] = f"{sum(kills)} of {len(chosen)} tried, {len(all_places)} there are"

@@ -1,0 +1,181 @@
+"""Names of directories that patterns, URLs or shells would make something else of: each is taken literally everywhere.
+
+A run is saved, listed, restored and pruned under each of them. Beside it lie directories that a pattern of that name
+would match, or that it would become if somebody decoded or encoded it; of those not a byte may change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import fsspec
+import pytest
+import servers
+import ticks
+
+import monsess as ms
+from monsess.commands import main
+
+#: A name, and what it must not be taken for.
+NAMES: dict[str, tuple[str, ...]] = {
+    "run[1]": ("run1", "run"),
+    "[!a]": ("b",),
+    "a*b": ("ab", "a1b", "a"),
+    "**": ("c",),
+    "lr=1e-3?": ("lr=1e-3", "lr=1e-3x"),
+    "x{y}": ("xy", "x"),
+    "a b": ("a%20b", "a+b"),
+    "a%20b": ("a b", "a%2520b"),
+    "100%": ("100%25", "100"),
+    "#1": ("1",),
+    "run#1": ("run",),
+    "a&b=c;d,e'f\"g$h!i`j": ("a",),
+    "häß-日本-\N{SNOWMAN}": ("h\u0308", "ha"),
+    ".hidden": ("hidden",),
+    "~": ("tilde",),
+    "$HOME": ("HOME",),
+    "v1.0..2": ("v1.0",),
+    "a@b:c": ("b:c", "b"),
+    "back\\slash": ("back/slash", "backslash"),
+}
+#: How slashes may be written, and the name that is meant; a store with doubled slashes of its own may keep them.
+SLASHES = {"trailing/": "trailing", "trailing///": "trailing", "deep/er/": "deep/er", "doubled//slash": None}
+DECOY = b"not yours"
+
+
+class Store(NamedTuple):
+    """Where directories lie.
+
+    Args:
+        base: URL or path of the one that they lie in.
+        options: Storage options.
+        objects: All objects below ``base`` by their real names, by other means than monsess's own.
+        put: Writes an object there, likewise.
+    """
+
+    base: str
+    options: dict[str, Any]
+    objects: Callable[[], dict[str, bytes]]
+    put: Callable[[str, bytes], None]
+
+
+def in_folder(base: str, options: dict[str, Any], folder: Any) -> Store:
+    """A store whose content lies in a local folder under the same names."""
+
+    def objects() -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def put(name: str, data: bytes) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+    return Store(base, options, objects, put)
+
+
+def faulty(tmp_path: Any, **faults: Any) -> Store:
+    options = {"root": str(tmp_path), "faults": {"rename": False, **faults}}
+    return in_folder("faulty://names", options, tmp_path / "names")
+
+
+STORES: dict[str, Callable[[Any], Store]] = {
+    "path": lambda tmp_path: in_folder(str(tmp_path), {}, tmp_path),
+    "file": lambda tmp_path: in_folder(f"file://{tmp_path}", {}, tmp_path),
+    "faulty": lambda tmp_path: faulty(tmp_path, directories=False),
+    "faulty-folders": lambda tmp_path: faulty(tmp_path, directories=True),
+}
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    with servers.s3_server(tmp_path_factory.mktemp("s3")) as options:
+        yield options
+
+
+@pytest.fixture(params=[*STORES, "s3"])
+def store(request, tmp_path):
+    if request.param != "s3":
+        return STORES[request.param](tmp_path)
+    options = request.getfixturevalue("s3")
+    filesystem = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    base = f"names/{abs(hash(request.node.name))}/"
+
+    def objects() -> dict[str, bytes]:
+        found = filesystem.call_s3("list_objects_v2", Bucket="smoke", Prefix=base, MaxKeys=1000)
+        assert not found["IsTruncated"]
+        keys = [entry["Key"] for entry in found.get("Contents", ()) if not entry["Key"].endswith("/")]
+        bodies = {key: filesystem.call_s3("get_object", Bucket="smoke", Key=key)["Body"] for key in keys}
+        return {key.removeprefix(base): fsspec.asyn.sync(filesystem.loop, body.read) for key, body in bodies.items()}
+
+    def put(name: str, data: bytes) -> None:
+        filesystem.call_s3("put_object", Bucket="smoke", Key=base + name, Body=data)
+
+    return Store(f"s3://smoke/{base[:-1]}", options, objects, put)
+
+
+def attempt(url: str, options: dict[str, Any], last_step: int) -> ms.MonitoredSession:
+    with ms.MonitoredTrainingSession(
+        ticks.init_fn,
+        checkpoint_dir=url,
+        storage_options=options or None,
+        save_checkpoint_steps=2,
+        keep=ms.KeepLast(1),
+        hooks=[ms.StopAtStepHook(last_step=last_step)],
+    ) as session:
+        while not session.should_stop():
+            session.run(ticks.one)
+        assert session.state_copy()["count"] == last_step
+    return session
+
+
+def use(url: str, options: dict[str, Any], monkeypatch: Any, capsys: Any) -> None:
+    """Everything that is done with a directory: train, resume, list, verify, pin, prune, by program and by command."""
+    assert attempt(url, options, 4).restored_from is None
+    assert attempt(url, options, 6).restored_from == 4
+    checkpoints = ms.CheckpointStore(url, options)
+    assert checkpoints.steps() == [4, 6]
+    assert checkpoints.verify(4) == checkpoints.verify(6) == []
+    assert ms.latest_checkpoint(url, storage_options=options) == 6
+    assert ms.load_checkpoint(url, storage_options=options)["count"] == 6
+    checkpoints.pin(4)
+    with pytest.raises(ms.MonsessError, match="pinned"):
+        checkpoints.delete(4)
+    checkpoints.unpin(4)
+    monkeypatch.setenv("MONSESS_STORAGE_OPTIONS", json.dumps(options))
+    assert main(["prune", url, "--keep-last", "1", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["ls", url, "--json"]) == 0
+    assert [row["step"] for row in json.loads(capsys.readouterr().out)["steps"]] == [6]
+    assert attempt(url, options, 8).restored_from == 6
+
+
+def is_below(name: str, directory: str) -> bool:
+    return name.startswith(directory + "/")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_taken_literally(name, store, monkeypatch, capsys):
+    decoys = {f"{other}/{path}": DECOY for other in NAMES[name] for path in ("4/commit.json", "8/data", "run.json")}
+    for path, data in decoys.items():
+        store.put(path, data)
+    monkeypatch.setenv("HOME", "/nowhere/at/all")
+    use(f"{store.base}/{name}", store.options, monkeypatch, capsys)
+    found = store.objects()
+    own = {path.removeprefix(f"{name}/") for path in found if is_below(path, name)}
+    assert {"run.json", "6/commit.json", "8/commit.json"} <= own
+    assert {path.split("/")[0] for path in own} <= {"run.json", "owner.json", "6", "8"}
+    assert {path: data for path, data in found.items() if not is_below(path, name)} == decoys
+
+
+@pytest.mark.parametrize("name", SLASHES)
+def test_slashes_too_many_are_no_other_directory(name, store, monkeypatch, capsys):
+    use(f"{store.base}/{name}", store.options, monkeypatch, capsys)
+    same = SLASHES[name] or name
+    for again in (same, same + "/", same + "//"):
+        assert ms.CheckpointStore(f"{store.base}/{again}", store.options).steps() == [6, 8]
+    found = store.objects()
+    assert "8/commit.json" in {"/".join(path.split("/")[-2:]) for path in found}
+    meant = SLASHES[name] or os.path.normpath(name)
+    assert {os.path.normpath(path).startswith(f"{meant}/") for path in found} == {True}

@@ -1,0 +1,113 @@
+"""The command line is frozen: what scripts of users call and read stays what it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import pytest
+from checkpoints import fresh, save
+
+from monsess.commands import COMMANDS, main, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Per command its arguments, in order: name or flags, how many (None: one, 0: a switch), default.
+COMMON = [("url", None, None), ("--storage-options", None, None), ("--json", 0, False)]
+FROZEN = {
+    "ls": [*COMMON, ("-n --last", None, None)],
+    "show": [*COMMON, ("step", "?", "newest")],
+    "verify": [*COMMON, ("steps", "*", None), ("--all", 0, False)],
+    "diff": [*COMMON, ("step", None, None), ("other", "+", None), ("--other-storage-options", None, None)],
+    "pin": [*COMMON, ("steps", "+", None), ("--remove", 0, False)],
+    "prune": [
+        *COMMON,
+        ("--keep-last", None, None),
+        ("--keep-best", None, []),
+        ("--keep-every-steps", None, None),
+        ("--keep-every-hours", None, None),
+        ("--dry-run", 0, False),
+        ("--yes", 0, False),
+        ("--force", 0, False),
+        ("--no-verify", 0, False),
+    ],
+    "unlock": [*COMMON, ("--force", 0, False)],
+    "check-store": [*COMMON, ("--size-mb", None, 64)],
+}
+#: Per command the keys of its JSON document.
+KEYS = {
+    "ls": {"url", "steps", "left_out", "other_folders", "owner"},
+    "show": {
+        *("url", "step", "run_id", "attempt", "time", "started", "size", "files", "metrics", "pinned"),
+        *("leaves", "session"),
+    },
+    "verify": {"url", "sound", "steps"},
+    "diff": {"one", "other", "same", "leaves", "differences"},
+    "pin": {"url", "steps", "pinned"},
+    "prune": {"url", "dry_run", "deleted", "kept", "freed"},
+    "unlock": {"url", "removed"},
+    "check-store": {"url", "trusted", "checks", "figures", "left_behind"},
+}
+ROWS = {
+    ("ls", "steps"): {"step", "state", "pinned", "time", "size", "run_id", "attempt", "metrics"},
+    ("show", "leaves"): {"path", "kind", "shape", "dtype", "key_impl", "bytes"},
+    ("verify", "steps"): {"step", "result", "problems", "files", "size", "seconds"},
+    ("prune", "kept"): {"step", "because"},
+    ("check-store", "checks"): {"name", "needed", "ok", "found", "meaning"},
+}
+
+
+def subparsers() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def test_the_arguments():
+    found = {
+        name: [
+            (" ".join(a.option_strings) or a.dest, a.nargs, a.default)
+            for a in below._actions
+            if not isinstance(a, argparse._HelpAction)
+        ]
+        for name, below in subparsers().items()
+    }
+    assert found == FROZEN
+    assert [command.name for command in COMMANDS] == list(FROZEN)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_documents(command, capsys):
+    url = fresh("memory")
+    save(url, 5, 10)
+    assert main([command.name, url, *command.example, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document.keys() == KEYS[command.name]
+    for (name, key), keys in ROWS.items():
+        if name == command.name:
+            assert document[key]
+            assert all(row.keys() == keys for row in document[key])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_says_what_it_does(command, capsys):
+    assert main([command.name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Exit status" in text or command.name in ("show", "pin")
+    assert all(action.help for action in subparsers()[command.name]._actions)
+
+
+def test_the_page_names_everything():
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for name, below in subparsers().items():
+        section = re.search(rf"^## `monsess {name} .*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        assert section, name
+        flags = [flag for action in below._actions for flag in action.option_strings if flag.startswith("--")]
+        missing = [flag for flag in flags if flag not in section[0] and flag not in page.partition("## ")[0]]
+        assert missing == [], name
+
+
+def test_every_command_is_one_file():
+    files = {path.stem for path in (ROOT / "monsess" / "commands").glob("*.py")}
+    assert {command.module for command in COMMANDS} <= files
