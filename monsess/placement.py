@@ -16,6 +16,9 @@ from monsess.layout import Layout
 from monsess.reduction import path_name
 from monsess.spmd import bit_hash
 
+#: jax 0.10.2 knows no such element type on its devices (float6) or aborts the process (one bit).
+_NO_DEVICE_HOLDS = {"float6_e2m3fn", "float6_e3m2fn", "int1", "uint1"}
+
 
 def place(state: Any, layout: Layout) -> Any:
     """Put a private copy of a state on all devices of ``layout``, replicated, with strong dtypes.
@@ -31,7 +34,7 @@ def place(state: Any, layout: Layout) -> Any:
         The same pytree of jax arrays.
 
     Raises:
-        UnstorableLeafError: An integer that the dtype JAX would give it cannot hold.
+        UnstorableLeafError: An integer that the dtype JAX would give it cannot hold, or a dtype that no device has.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(state)
     copies = [_private_copy(path_name(path), leaf) for path, leaf in paths]
@@ -166,6 +169,11 @@ def _dtype_on_device(name: str, leaf: Any) -> np.dtype[Any]:
     if dtype.kind == "O":
         raise UnstorableLeafError(
             f"State leaf {name!r} is {str(leaf)[:60]}, which no array can hold. Leave it out of the state."
+        )
+    if dtype.name in _NO_DEVICE_HOLDS:
+        raise UnstorableLeafError(
+            f"State leaf {name!r} is of dtype {dtype}, which JAX names but puts on no device. Store it as int8 or "
+            "float8 and cast it where it is used."
         )
     return jax.dtypes.canonicalize_dtype(dtype)
 
