@@ -30,6 +30,7 @@ class StepRecord:
         time: When it was committed, in seconds since the epoch.
         started: When the lineage began, likewise: a time base that survives restarts.
         metrics: Values by which it may be ranked; finite.
+        size: Bytes of its files together.
 
     Example:
         >>> import monsess as ms
@@ -44,6 +45,7 @@ class StepRecord:
     time: float
     started: float
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    size: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class CommitRecord(StepRecord):
         time: When it was committed, in seconds since the epoch.
         started: When the lineage began, likewise.
         metrics: Values by which it may be ranked; finite.
+        size: Bytes of its files together.
         files: Size and sha256 of every other file, by name relative to the step's directory.
     """
 
@@ -105,6 +108,7 @@ def decode(data: bytes, step: int) -> CommitRecord:
             time=float(body["time"]),
             started=float(body["started"]),
             metrics=dict(body["metrics"]),
+            size=sum(digest.size for digest in files.values()),
             files=files,
         )
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:

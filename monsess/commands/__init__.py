@@ -8,6 +8,7 @@ a closed pipe.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import signal
@@ -158,7 +159,7 @@ def _as_a_program() -> None:
     if (jax := sys.modules.get("jax")) is not None:
         jax.config.update("jax_platforms", "cpu")
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     logger.setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _end)  # so that what a command has put in place is taken away again

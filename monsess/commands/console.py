@@ -228,6 +228,6 @@ def _can_encode(stream: TextIO, text: str) -> bool:
 
 def _columns(stream: TextIO) -> int:
     try:
-        return max(20, os.get_terminal_size(stream.fileno()).columns - 1)
+        return max(20, (os.get_terminal_size(stream.fileno()).columns or 80) - 1)
     except (OSError, ValueError):
         return 79

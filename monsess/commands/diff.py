@@ -3,8 +3,9 @@
     monsess diff URL STEP STEP2
     monsess diff URL STEP URL2 STEP2
 
-Both steps are verified first. "ulp" counts the floating-point numbers between two values: 1 is the smallest difference
-there can be; 0 means that only the sign of a zero differs. Exit status 1 if anything differs.
+Both steps are verified first. "ulp" counts the floating-point numbers between
+two values: 1 is the smallest difference there can be; 0 means that only the
+sign of a zero differs. Exit status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from monsess.commands.reading import OpenStep, opened
 def configure(parser: Parser) -> None:
     """Add the arguments of ``monsess diff``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "monsess diff [options] URL STEP [URL2] STEP2"
     add_store(parser)
     parser.add_argument("step", metavar="STEP", type=step_or_newest, help="global step, or 'newest'")
-    parser.add_argument("other", metavar="[URL2] STEP2", nargs="+", help="the step to compare with, and where it lies")
+    parser.add_argument(
+        "other", metavar="STEP2", nargs="+", help="the step to compare with, after its URL2 if it lies elsewhere"
+    )
     parser.add_argument(
         "--other-storage-options", metavar="FILE", help="storage options of URL2 (default: those of URL)"
     )

@@ -1,7 +1,8 @@
 """List the steps of a checkpoint directory, what else lies there, and who owns it.
 
-Every commit record is read, no other file of a step: "damaged" means that the record itself is not valid.
-`monsess verify` reads the rest. Exit status 1 if there is no committed step.
+The commit records of the newest steps are read, no other file of a step: "damaged" means that the record itself is not
+valid. Of older steps it shows what run.json remembers, so that a directory of thousands is listed at once.
+`monsess verify` reads everything. Exit status 1 if there is no committed step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import time
 from typing import Any
 
-from monsess.checkpoint.commit import ORBAX_MARKERS, SESSION, CommitRecord
+from monsess.checkpoint.commit import ORBAX_MARKERS, SESSION, StepRecord
 from monsess.checkpoint.owner import read_owner
 from monsess.checkpoint.store import CheckpointStore, Standing
 from monsess.commands.console import Cell, Console, age_text, count_text, size_text
@@ -19,6 +20,7 @@ from monsess.commands.ownership import owner_as_json, owner_text
 
 _STYLES = {"committed": "", "pinned": "good", "unfinished": "warn", "foreign": "dim", "damaged": "bad"}
 _PUT_ASIDE = ("aside-", "damaged-")
+_READ = 20
 
 
 def configure(parser: Parser) -> None:
@@ -33,7 +35,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with console.progress(f"looking at {store.url}"):
         found = store._look()
         numbers = found.numbers[-args.last :] if args.last else found.numbers
-        looks = store._storage.map([lambda s=s: store._look_at(s, found) for s in numbers])
+        known = {
+            s: one for s, one in store._remembered().items() if s not in found.pending and s not in numbers[-_READ:]
+        }
+        looks = store._storage.map([lambda s=s: known.get(s) or store._look_at(s, found) for s in numbers])
         pins = store._pins()
         rows = [_row(store, s, look, s in pins) for s, look in zip(numbers, looks, strict=True)]
         aside = sorted(name for name in store._list_root() if name.startswith(_PUT_ASIDE)) + sorted(found.odd)
@@ -66,14 +71,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0 if committed else 1
 
 
-def _row(store: CheckpointStore, step: int, look: CommitRecord | Standing, pinned: bool) -> dict[str, Any]:
+def _row(store: CheckpointStore, step: int, look: StepRecord | Standing, pinned: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"step": step, "state": "committed", "pinned": pinned}
-    if isinstance(look, CommitRecord):
-        size = sum(digest.size for digest in look.files.values())
+    if isinstance(look, StepRecord):
         return {
             **row,
             "time": look.time,
-            "size": size,
+            "size": look.size,
             "run_id": look.run_id,
             "attempt": look.attempt,
             "metrics": dict(look.metrics),

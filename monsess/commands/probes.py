@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monsess.errors import StorageError
 from monsess.localfiles import Digest
 from monsess.storage import Storage
 
@@ -284,15 +283,12 @@ def rename(bench: Bench) -> str | None:
 
 def exclusive_create(bench: Bench) -> str:
     """Of two who create the same object one is refused."""
-    bench.writer.write("only/once", b"first")
-    try:
-        _create(bench.writer, "only/once", b"second")
-    except StorageError as error:
-        if not isinstance(error.__cause__, FileExistsError):
-            raise PropertyFailed(f"not offered: {error}") from None
-        bench.expect("only/once", b"first")
-        return "the second one is refused"
-    raise PropertyFailed("the second one overwrote the first")
+    if (error := _create(bench.writer, "only/once", b"first")) is not None:
+        raise PropertyFailed(f"not offered ({type(error).__name__})")
+    if _create(bench.writer, "only/once", b"second") is None:
+        raise PropertyFailed("the second one overwrote the first")
+    bench.expect("only/once", b"first")
+    return "the second one is refused"
 
 
 def a_real_save(bench: Bench) -> str:
@@ -321,17 +317,23 @@ PROBES = (
 )
 
 
-def _create(storage: Storage, name: str, data: bytes) -> None:
-    """Write an object that must not exist; sessions never do."""
+def _create(storage: Storage, name: str, data: bytes) -> Exception | None:
+    """Write an object that must not exist, which sessions never do; the error if there was one."""
 
-    def create(backend: Any) -> None:
-        if storage.local_path is not None:
-            with open(os.path.join(storage.local_path, *name.split("/")), "xb") as file:
-                file.write(data)
-        else:
-            backend._fs.pipe_file(backend._path(name), data, mode="create")
+    def create(backend: Any) -> Exception | None:
+        try:
+            if storage.local_path is not None:
+                path = os.path.join(storage.local_path, *name.split("/"))
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "xb") as file:
+                    file.write(data)
+            else:
+                backend._with_parent(name, lambda path: backend._fs.pipe_file(path, data, mode="create"))
+        except Exception as error:  # each filesystem has another one for it
+            return error
+        return None
 
-    storage._do("create", name, create, absent=False)
+    return storage._do("create", name, create)
 
 
 def _objects(bench: Bench, folder: str) -> list[str]:

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     reasons = _reasons(survey, policy, pinned, damaged, owner)
     records = survey.committed
     surplus = [step for step in sorted(records) if step not in reasons]
-    freed = sum(_size(records[step]) for step in surplus)
+    freed = sum(records[step].size for step in surplus)
     _show(console, store, survey, reasons, surplus)
     if surplus and not args.dry_run and not args.yes and not _agreed(console, surplus, freed, store.url):
         console.say("nothing was deleted")
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "dry_run": args.dry_run,
             "deleted": surplus if args.dry_run else gone,
             "kept": [{"step": step, "because": reasons[step]} for step in sorted(reasons)],
-            "freed": freed if args.dry_run else sum(_size(records[step]) for step in gone),
+            "freed": freed if args.dry_run else sum(records[step].size for step in gone),
         }
     )
     if surplus and not args.dry_run:
@@ -161,7 +161,7 @@ def _show(
         (
             str(step),
             age_text(now - record.time),
-            size_text(_size(record)),
+            size_text(record.size),
             record.run_id,
             " ".join(f"{name}={value:g}" for name, value in sorted(record.metrics.items())),
             Cell(f"stays: {reasons[step]}", "dim") if step in reasons else Cell("goes", "bad"),
@@ -172,7 +172,7 @@ def _show(
     others = survey.those(Standing.BROKEN, Standing.UNFINISHED, Standing.UNCOMMITTED)
     if others:
         console.say(f"not committed, left alone: {', '.join(map(str, others))}")
-    size = size_text(sum(_size(survey.committed[step]) for step in surplus))
+    size = size_text(sum(survey.committed[step].size for step in surplus))
     console.say(
         f"{count_text(len(surplus), 'step')} of {len(survey.committed)} in {store.url} "
         f"{'goes' if len(surplus) == 1 else 'go'}" + (f", {size}" if surplus else "")
@@ -202,10 +202,6 @@ def _delete(store: CheckpointStore, surplus: list[int], records: dict[int, StepR
             store._delete_step(step)
         gone.append(step)
     return gone
-
-
-def _size(record: StepRecord) -> int:
-    return sum(digest.size for digest in record.files.values()) if isinstance(record, CommitRecord) else 0
 
 
 def _best(text: str) -> KeepBest:

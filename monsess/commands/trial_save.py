@@ -31,11 +31,12 @@ def try_out(url: str, options: Mapping[str, Any]) -> str:
         StorageError: The store failed.
     """
     writer = Writer(uuid.uuid4().hex[:12], uuid.uuid4().hex[:8], None, clock.wall())
+    store, fresh = CheckpointStore(url, options), CheckpointStore(url, options)
     for step in (1, 2):
-        _save(CheckpointStore(url, options), writer, step)
-        _look(CheckpointStore(url, options), step)
-    CheckpointStore(url, options).delete(1)
-    if (left := CheckpointStore(url, options).steps()) != [2]:
+        _save(store, writer, step)
+        _look(fresh, step)
+    store.delete(1)
+    if (left := fresh.steps()) != [2]:
         raise PropertyFailed(f"step 1 of 1 and 2 was deleted; step 2 should be left, found {left}")
     _look(CheckpointStore(url, options), 2)
     return "2 steps saved, verified, restored, 1 deleted"

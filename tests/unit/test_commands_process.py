@@ -75,7 +75,7 @@ def test_a_closed_pipe_is_quiet(tmp_path):
 @pytest.mark.parametrize(
     ("number", "status", "size", "moment"),
     [
-        (signal.SIGINT, 130, "300", "run/.monsess-check-*/big/object"),
+        (signal.SIGINT, 130, "150", "run/.monsess-check-*/big/object"),
         (signal.SIGTERM, 143, "100000", "monsess-check-*/random-*"),
     ],
     ids=["SIGINT", "SIGTERM"],
