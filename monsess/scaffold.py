@@ -54,7 +54,9 @@ class Scaffold:
         )
         if warm_start_options is None and warm_start_from is None and source is not None:
             warm_start_options = source.warm_start_options  # they belong to the URL that is copied
-        self.warm_start_options: dict[str, Any] | None = None if warm_start_options is None else dict(warm_start_options)
+        self.warm_start_options: dict[str, Any] | None = (
+            None if warm_start_options is None else dict(warm_start_options)
+        )
         if isinstance(warm_start_paths, str):
             raise TypeError(f"warm_start_paths must be a list of patterns, found the string {warm_start_paths!r}.")
         self.warm_start_paths: tuple[str, ...] | None = (

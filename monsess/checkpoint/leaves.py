@@ -177,7 +177,7 @@ def _lost(array: np.ndarray[Any, Any], cast: np.ndarray[Any, Any]) -> np.ndarray
     """Where a cast did more than round: whole numbers have to stay the same, finite numbers have to stay finite."""
     if is_inexact(cast.dtype):
         return np.asarray(~np.isfinite(cast) & np.isfinite(array))
-    return np.asarray(cast.astype(array.dtype) != array)
+    return np.asarray((cast.astype(array.dtype) != array) | ((cast < 0) != (array < 0)))
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:

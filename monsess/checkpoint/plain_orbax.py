@@ -214,8 +214,8 @@ def _is_finished(storage: Storage, folder: str, listing: Mapping[str, Any]) -> b
 
 def _unfinished(what: str) -> str:
     return (
-        f"Not a finished checkpoint, for Orbax's mark is missing: {what}. Wait until it is written, or take another. If "
-        f"it is known to be complete, put an empty file {ORBAX_MARKERS[1]} into it."
+        f"Not a finished checkpoint, for Orbax's mark is missing: {what}. Wait until it is written, or take another. "
+        f"If it is known to be complete, put an empty file {ORBAX_MARKERS[1]} into it."
     )
 
 

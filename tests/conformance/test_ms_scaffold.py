@@ -8,7 +8,7 @@ from conforms import conforms
 
 import monsess as ms
 
-PIECES = ("init_fn", "ready_fn", "warm_start_from", "warm_start_paths")
+PIECES = ("init_fn", "ready_fn", "warm_start_from", "warm_start_paths", "warm_start_options")
 
 
 def ready(state):
@@ -18,7 +18,7 @@ def ready(state):
 @conforms("MS-001")
 def test_nothing_is_there_before_finalize():
     scaffold = ms.Scaffold()
-    assert [getattr(scaffold, piece) for piece in PIECES] == [None] * 4
+    assert [getattr(scaffold, piece) for piece in PIECES] == [None] * len(PIECES)
 
 
 @conforms(
@@ -119,24 +119,28 @@ def test_arguments_are_used_where_the_copied_scaffold_is_empty():
         ready_fn=ready,
         warm_start_from="memory://x",
         warm_start_paths=["a"],
+        warm_start_options={"k": 1},
         copy_from_scaffold=ms.Scaffold(),
     )
-    assert [getattr(copy, piece) for piece in PIECES] == [counting.init_fn, ready, "memory://x", ("a",)]
+    assert [getattr(copy, piece) for piece in PIECES] == [counting.init_fn, ready, "memory://x", ("a",), {"k": 1}]
 
 
 @conforms("MS-013")
 def test_arguments_override_every_copied_piece():
-    source = ms.Scaffold(dict, ready_fn=bool, warm_start_from="memory://y", warm_start_paths=["b"]).finalize()
+    source = ms.Scaffold(
+        dict, ready_fn=bool, warm_start_from="memory://y", warm_start_paths=["b"], warm_start_options={"k": 2}
+    ).finalize()
     copy = ms.Scaffold(
         counting.init_fn,
         ready_fn=ready,
         warm_start_from="memory://x",
         warm_start_paths=["a"],
+        warm_start_options={"k": 1},
         copy_from_scaffold=source,
     )
-    assert [getattr(copy, piece) for piece in PIECES] == [counting.init_fn, ready, "memory://x", ("a",)]
+    assert [getattr(copy, piece) for piece in PIECES] == [counting.init_fn, ready, "memory://x", ("a",), {"k": 1}]
     inherited = ms.Scaffold(copy_from_scaffold=source)
-    assert [getattr(inherited, piece) for piece in PIECES] == [dict, bool, "memory://y", ("b",)]
+    assert [getattr(inherited, piece) for piece in PIECES] == [dict, bool, "memory://y", ("b",), {"k": 2}]
 
 
 @conforms("MS-014")

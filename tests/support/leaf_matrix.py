@@ -171,16 +171,21 @@ def main(devices: int, directory: str, last_step: int) -> None:
         while not sess.should_stop():
             sess.run(handed_through)
         compared(sess)
+    loaded = ms.load_checkpoint(directory)
+    for name, kinds in wanted["dtype"].items():
+        for kind, value in kinds.items():
+            assert bits(loaded["dtype"][name][kind]) == bits(value), (name, kind)
+    for name, key in wanted["keys"].items():
+        assert bits(loaded["keys"][name])[1:] == bits(key)[1:], name
+    print("loaded", len(wanted["dtype"]), "dtypes")
 
 
 def _zero(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(
-            jnp.zeros_like(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
-        )
+        return jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         return np.zeros(np.shape(leaf), leaf.dtype)
-    return type(leaf)()
+    return 2**63 if type(leaf) is int and leaf >= 2**63 else type(leaf)()  # NumPy's dtype for a number that large
 
 
 if __name__ == "__main__":

@@ -328,6 +328,34 @@ def test_convert_casts_values_and_nothing_else():
         fit(restored_from({"a": np.ones(1, complex)}), {"a": np.ones(1)}, convert=True)
 
 
+@pytest.mark.parametrize(
+    ("stored", "live", "lost"),
+    [
+        (np.array([1, 2**40 + 1]), np.zeros(2, np.int32), "1099511627777 does not fit into int32"),
+        (np.array([-1]), np.zeros(1, np.uint64), "-1 does not fit into uint64"),
+        (np.array([1.5]), np.zeros(1, np.int32), "1.5 does not fit into int32"),
+        (np.array([np.nan]), np.zeros(1, np.int32), "nan does not fit into int32"),
+        (np.array([2]), np.zeros(1, bool), "2 does not fit into bool"),
+        (np.array([1e300]), np.zeros(1, np.float32), "1e+300 does not fit into float32"),
+        (np.array([1e6], np.float32), np.zeros(1, ml_dtypes.float8_e4m3fn), "1e+06 does not fit|1000000.0 does not"),
+        (np.array(0.5), 0, "0.5 does not fit into a Python int"),
+        (float("inf"), 0, "inf does not fit into a Python int"),
+        (2, True, "2 does not fit into a Python bool"),
+    ],
+)
+def test_convert_rounds_and_never_loses_a_value(stored, live, lost):
+    with pytest.raises(StateMismatchError, match=lost.replace("+", r"\+")) as caught:
+        fit(restored_from({"a": stored, "b": np.ones(1)}), {"a": live, "b": np.ones(1, np.float32)}, convert=True)
+    assert "  b:" not in str(caught.value)
+
+
+def test_convert_keeps_what_is_no_number_to_lose():
+    stored = {"f": np.array([np.nan, np.inf, -0.0, 1 / 3]), "i": np.array([-128, 127]), "b": np.array([0, 1.0])}
+    live = {"f": np.zeros(4, np.float16), "i": np.zeros(2, np.int8), "b": np.zeros(2, bool)}
+    back = fit(restored_from(stored), live, convert=True)
+    assert_same_bits(back, {name: stored[name].astype(live[name].dtype) for name in live})
+
+
 def test_a_template_from_eval_shape_fits():
     state = {"w": jnp.ones((2, 3)), "k": jax.random.key(0)}
     back = fit(restored_from(state), jax.eval_shape(lambda: state))

@@ -260,7 +260,7 @@ def test_the_newest_finished_step_is_taken(written, tmp_path, kind, caplog):
     for step in ("9", "10"):
         (copy / step / "commit_success.txt").unlink()
         (copy / step / "_CHECKPOINT_METADATA").write_text("half a file")
-    with pytest.raises(ms.StateMismatchError, match="Not a finished checkpoint.*: 100, 10, 9 in "):
+    with pytest.raises(ms.StateMismatchError, match=r"Not a finished checkpoint.*: 100, 10, 9 in "):
         warm_started(state, scaffold(at(kind, copy), "epoch"), ms.CheckpointOptions())
 
 

@@ -18,7 +18,7 @@ def falls_and_rises(state, batch):
     return state + 1, {"loss": batch.mean(), "each": {"acc": -batch.mean()}, "rows": jnp.zeros(3)}
 
 
-def run(url: str, keep: ms.Retention, losses: list[float] = LOSSES, last_step: int | None = None) -> ms.MonitoredSession:
+def run(url: str, keep: ms.Retention, losses: list[float] = LOSSES) -> ms.MonitoredSession:
     rows = jax.local_device_count()
     data = [np.full(rows, loss, np.float32) for loss in losses]
     with ms.MonitoredTrainingSession(
