@@ -1,0 +1,105 @@
+"""What the processes tell each other inside every step: a small vector of integers, whose sum over them all can read.
+
+The sum of dispatch k is read right after dispatch k + `LAG`, by every process at the same point of its program, so that
+nobody waits for it and all draw the same conclusion at the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Hashable
+
+import numpy as np
+
+#: Dispatches between a wish and its effect.
+LAG = 2
+#: Batches that a process has to have beyond the one that it dispatches, to vouch for those that follow.
+AHEAD = LAG + 1
+
+_REASONS = ("ERROR", "LAST_STEP", "END_OF_DATA", "EARLY_STOPPING", "REQUESTED", "PREEMPTED", "BODY_LEFT")
+_FINGERPRINT, _SAVE, _WHO, _STOP = 0, 1, 2, 3
+_BATCHES = _STOP + len(_REASONS)
+#: Length of the vector.
+SLOTS = _BATCHES + AHEAD + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ballot:
+    """One process's part of the vector.
+
+    Args:
+        fingerprint: Of the program that is dispatched, see `fingerprint_of`.
+        stop: Name of the `StopReason` that it wishes for, or None.
+        save: Whether it wishes for a checkpoint.
+        batches: How many batches it surely has after this dispatch, at most `AHEAD`.
+    """
+
+    fingerprint: int
+    stop: str | None = None
+    save: bool = False
+    batches: int = AHEAD
+
+    def encode(self, process_index: int) -> np.ndarray:
+        """The vector, int32 ``[SLOTS]``.
+
+        Args:
+            process_index: Who votes.
+        """
+        vector = np.zeros(SLOTS, np.int32)
+        vector[_FINGERPRINT] = np.uint32(self.fingerprint).astype(np.int32)
+        vector[_SAVE] = self.save
+        if self.stop is not None:
+            vector[_STOP + _REASONS.index(self.stop)] = 1
+            vector[_WHO] = process_index
+        vector[_BATCHES + min(self.batches, AHEAD)] = 1
+        return vector
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """What the sum over all processes says.
+
+    Args:
+        same_program: Whether every process dispatched what this one did.
+        stop: Name of the highest-ranking `StopReason` that anybody wished for, or None.
+        by: The process that wished for it, where it was one alone.
+        save: Whether anybody wished for a checkpoint.
+        batches: The smallest number of batches that anybody surely had, at most `AHEAD`.
+    """
+
+    same_program: bool
+    stop: str | None
+    by: int | None
+    save: bool
+    batches: int
+
+
+def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
+    """Read the sum of all vectors of one dispatch.
+
+    Args:
+        total: int32 ``[SLOTS]``.
+        fingerprint: That of this process's program at that dispatch.
+        process_count: How many vectors were summed.
+    """
+    expected = np.uint32(fingerprint * process_count % 2**32).astype(np.int32)  # the sum wraps around likewise
+    votes = total[_STOP:_BATCHES]
+    wished = [name for name, number in zip(_REASONS, votes, strict=True) if number]
+    had = np.flatnonzero(total[_BATCHES:])
+    return Tally(
+        same_program=bool(total[_FINGERPRINT] == expected) and int(total[_BATCHES:].sum()) == process_count,
+        stop=wished[0] if wished else None,
+        by=int(total[_WHO]) if int(votes.sum()) == 1 else None,
+        save=bool(total[_SAVE]),
+        batches=int(had[0]) if had.size else 0,
+    )
+
+
+def fingerprint_of(*parts: Hashable) -> int:
+    """A number from 1 to 2**31 - 1 that tells programs apart; the same in every process.
+
+    Args:
+        *parts: Things whose ``repr`` says what they are.
+    """
+    return zlib.crc32(repr(parts).encode()) % (2**31 - 1) + 1

@@ -1,0 +1,295 @@
+"""Watches the other processes of a job: one that fails, leaves, diverges or falls silent ends the job in bounded time.
+
+Nothing here enters a collective or a barrier. Each process tells twice a second, through the coordination service, how
+far it is; a thread reads what the others tell. Trouble is raised in the training thread where that thread looks; where
+it is stuck, in a collective whose other side is gone, the thread ends the process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from typing import Any
+
+from monsess.channel import Channel
+from monsess.errors import LeftAloneError, MonsessError, PeerFailedError, ProcessesDivergedError
+from monsess.log import logger
+
+_BEAT_SECS = 0.25
+_SILENT_SECS = 4.0
+_RAISE_SECS = 2.0
+_LINGER_SECS = 3.0
+_REMEMBERED = 64
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far this process is; written by the training thread, told to the others.
+
+    Args:
+        dispatched: Programs dispatched so far.
+        step: Global step.
+        doing: In words, for people.
+        left: Whether the loop was left.
+    """
+
+    dispatched: int = 0
+    step: int = 0
+    doing: str = "starting"
+    left: bool = False
+
+
+class Peers:
+    """The other processes of a job, as one session sees them.
+
+    Args:
+        channel: Of this session.
+        failure_secs: From any failure to the end of this process.
+        stall_secs: How long the job may make no progress at all.
+    """
+
+    def __init__(self, channel: Channel, failure_secs: float, stall_secs: float) -> None:
+        self.progress = Progress()
+        self._channel = channel
+        self._failure_secs = failure_secs
+        self._stall_secs = stall_secs
+        self._trouble: MonsessError | None = None
+        self._raised = threading.Event()
+        self._closed = threading.Event()
+        self._programs: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self._ends_at: float | None = None
+        self._beats: dict[int, tuple[int, float]] = {}  # of each peer: the newest beat, and when it was first seen
+        self._moved = time.monotonic()
+        self._seen: dict[int, Any] = {}
+        self._thread = threading.Thread(target=self._watch, name="monsess-peers", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def dispatching(self, number: int, program: int) -> None:
+        """Note the program that is about to be dispatched."""
+        self._programs.append((number, program))
+        self.progress.dispatched = number
+
+    def check(self) -> None:
+        """Raise what is known about the others, if anything.
+
+        Raises:
+            PeerFailedError: One failed, or is dead.
+            LeftAloneError: One left the loop at another step.
+            ProcessesDivergedError: One runs another program.
+        """
+        if self._trouble is not None:
+            self._raised.set()
+            raise self._trouble
+
+    def wait_for(self, value: Any) -> None:
+        """Wait for a value of the device, as long as the others are there to compute it.
+
+        Raises:
+            MonsessError: As `check`.
+        """
+        ready = getattr(value, "is_ready", None)
+        if ready is not None:
+            pause = 0.0
+            while not ready():
+                self.check()
+                time.sleep(pause)
+                pause = min(0.001, pause + 0.00005)
+        try:
+            value.block_until_ready()
+        except Exception as error:
+            raise self.blame(error) from error
+
+    def blame(self, error: BaseException) -> BaseException:
+        """Who is behind an error of a collective: waits a moment for what the others tell, or stop telling."""
+        deadline = time.monotonic() + min(_SILENT_SECS + 2.0, self._failure_secs / 2)
+        while time.monotonic() < deadline and self._trouble is None and not self._closed.is_set():
+            time.sleep(0.05)
+        if self._trouble is None:
+            return error
+        self._raised.set()
+        return self._trouble
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others that this process fails, and see to it that it ends in time."""
+        if self._ends_at is not None:
+            return
+        self._ends_at = time.monotonic() + 0.8 * self._failure_secs
+        self._raised.set()
+        _end_without_barrier.arm(self, error)
+        if isinstance(error, PeerFailedError):
+            return  # the culprit has told itself, or cannot
+        text = "".join(traceback.format_exception(error))
+        record = {"process": self._channel.index, "step": self.progress.step, "error": _shown(error), "text": text}
+        self._try(lambda: self._channel.post(f"failed/{self._channel.index}", json.dumps(record)))
+
+    def say_goodbye(self) -> None:
+        """Before this process ends: process 0, which holds the coordination service, lets the others read first."""
+        self._try(lambda: self._channel.post(f"gone/{self._channel.index}", ""))
+        deadline = time.monotonic() + min(_LINGER_SECS, self._failure_secs / 4)
+        while self._channel.index == 0 and time.monotonic() < deadline:
+            gone: dict[str, str] = {}
+            self._try(lambda: gone.update(self._channel.under("gone")))  # noqa: B023
+            if len(gone) >= self._channel.count:
+                return
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Stop watching: the session has ended cleanly on all processes."""
+        self._closed.set()
+        self._thread.join(2.0)
+
+    def _watch(self) -> None:
+        beat = 0
+        while not self._closed.wait(_BEAT_SECS):
+            beat += 1
+            try:
+                self._tell(beat)
+                found = self._look()
+            except Exception as error:  # the coordination service is gone, and with it process 0
+                found = PeerFailedError(f"The coordination service, in process 0, does not answer: {_shown(error)}")
+            if self._closed.is_set():
+                return
+            if found is not None and self._trouble is None and self._ends_at is None:
+                self._trouble = found
+                self._ends_at = time.monotonic() + 0.8 * self._failure_secs
+                _end_without_barrier.arm(self, found)
+            self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        """End the process where the training thread does not."""
+        if self._ends_at is None:
+            return
+        now = time.monotonic()
+        stuck = not self._raised.is_set() and now > self._ends_at - 0.8 * self._failure_secs + _RAISE_SECS
+        if stuck or now > self._ends_at:
+            if self._trouble is not None and not self._raised.is_set():
+                where = f"the training thread does not answer ({self.progress.doing})"
+                sys.stderr.write(f"{type(self._trouble).__module__}.{type(self._trouble).__name__}: {self._trouble}\n")
+                logger.error("process %d ends itself: %s", self._channel.index, where)
+            _end_without_barrier()
+
+    def _tell(self, beat: int) -> None:
+        now = self.progress
+        programs = list(self._programs)
+        self._channel.post(
+            f"status/{self._channel.index}",
+            json.dumps([beat, now.dispatched, now.step, now.doing, now.left, programs[-8:]]),
+        )
+
+    def _look(self) -> MonsessError | None:
+        failed = self._channel.under("failed")
+        if failed:
+            return _failure(min((json.loads(value) for value in failed.values()), key=lambda r: r["process"]))
+        now = time.monotonic()
+        status = {int(index): json.loads(value) for index, value in self._channel.under("status").items()}
+        if any(one[1:] != self._seen.get(index) for index, one in status.items()):
+            self._moved = now
+            self._seen = {index: one[1:] for index, one in status.items()}
+        for index, (beat, *rest) in status.items():
+            if index == self._channel.index:
+                continue
+            if self._beats.get(index, (None,))[0] != beat:
+                self._beats[index] = (beat, now)
+            found = self._compare(index, *rest)
+            if found is not None:
+                return found
+            silent = now - self._beats[index][1]
+            if silent > _SILENT_SECS and silent > self._failure_secs / 3:
+                return PeerFailedError(
+                    f"Process {index} has been silent for {silent:.0f} s; it was at step {rest[1]} ({rest[2]}). It was "
+                    "killed, or its machine is gone or stopped. All processes end; start the job again."
+                )
+        if now - self._moved > self._stall_secs:
+            behind = min(status.items(), key=lambda item: item[1][1])
+            return PeerFailedError(
+                f"No process has made any progress for {self._stall_secs:g} s (stall_timeout_secs). Process "
+                f"{behind[0]} is furthest behind: step {behind[1][2]}, {behind[1][3]}."
+            )
+        return None
+
+    def _compare(
+        self, index: int, dispatched: int, step: int, doing: str, left: bool, programs: list[list[int]]
+    ) -> MonsessError | None:
+        own = self.progress
+        if (left and own.dispatched > dispatched) or (own.left and dispatched > own.dispatched):
+            who, other = (index, self._channel.index) if left else (self._channel.index, index)
+            at, further = (step, own.step) if left else (own.step, step)
+            return LeftAloneError(
+                f"Process {who} left the loop after step {at} while process {other} went on to step {further}. What "
+                "ends the loop has to be the same on all processes: ask with request_stop(), which all hear, instead "
+                "of break. Nothing is saved at this end."
+            )
+        mine = dict(self._programs)
+        for number, program in programs:
+            if number in mine and mine[number] != program:
+                return ProcessesDivergedError(
+                    f"The processes run different programs: at dispatch {number} process {index} did not do what "
+                    f"process {self._channel.index} did. Every train step, eval step and run_without_hooks has to be "
+                    "called by all processes, in the same order and with batches of the same shape."
+                )
+        return None
+
+    def _try(self, call: Any) -> None:
+        try:
+            call()
+        except Exception as error:  # the service may be gone already
+            logger.debug("the coordination service does not answer: %s", error)
+
+
+class _EndWithoutBarrier:
+    """Ends the process at its exit with `os._exit`: JAX's own exit waits for all processes, which will not come."""
+
+    def __init__(self) -> None:
+        self._peers: Peers | None = None
+        self._code = 1
+        self._once = threading.Lock()
+
+    def arm(self, peers: Peers, error: BaseException) -> None:
+        """From now on this process ends that way."""
+        if self._peers is None:
+            import atexit
+
+            self._peers = peers
+            atexit.register(self)
+        if isinstance(error, SystemExit):
+            self._code = error.code if isinstance(error.code, int) else 1
+        elif isinstance(error, KeyboardInterrupt):
+            self._code = 130
+
+    def __call__(self) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        assert self._peers is not None
+        self._peers.say_goodbye()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # noqa: S110
+                pass
+        os._exit(self._code or 1)
+
+
+_end_without_barrier = _EndWithoutBarrier()
+
+
+def _failure(record: dict[str, Any]) -> PeerFailedError:
+    error = PeerFailedError(
+        f"Process {record['process']} failed at step {record['step']}: {record['error']} All processes end; its own "
+        "log has more."
+    )
+    error.add_note(f"Traceback of process {record['process']}:\n{record['text']}")
+    return error
+
+
+def _shown(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,130 @@
+"""The agreement of several processes: wishes travel inside the steps and take effect at the same step on all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from monsess.agreement import Agreement, StopReason
+from monsess.ballot import AHEAD, LAG, Ballot, Tally, count
+from monsess.errors import ProcessesDivergedError
+
+
+class ClusterAgreement(Agreement):
+    """Turns wishes of any process into decisions of all; made anew for each session.
+
+    What is the same on all processes by construction (``everywhere=True``) is decided at once. Everything else is
+    told with the next dispatch and decided `LAG` dispatches later, by all at the same point of their programs.
+
+    Args:
+        process_index: This process.
+        process_count: How many there are, at least 2.
+        wait_for: Waits for a value of the device, and raises if its step will never end.
+    """
+
+    lag = LAG
+
+    def __init__(self, process_index: int, process_count: int, wait_for: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.process_index = process_index
+        self.process_count = process_count
+        self._wait_for = wait_for
+        self._wish: StopReason | None = None
+        self._wish_save = False
+        self._pending: deque[tuple[int, int, int, Any]] = deque()  # number, fingerprint, batches consumed, the sum
+        self._consumed = 0
+        self._data_limit: int | None = None
+        #: int: how many programs this process has dispatched.
+        self.dispatched = 0
+
+    def begin(self, batches: list[int]) -> None:
+        """Take note of how many batches, at most `AHEAD`, each process surely has before the first dispatch."""
+        if min(batches) < AHEAD:
+            self._data_limit = min(batches)
+
+    def want_stop(self, reason: StopReason, everywhere: bool = False) -> None:
+        """Wish for a stop; see the class."""
+        if everywhere:
+            super().want_stop(reason)
+            return
+        with self._lock:
+            if self._stop is None and reason.outranks(self._wish):
+                self._wish = reason
+
+    def want_save(self, everywhere: bool = False) -> None:
+        """Wish for a checkpoint; see the class."""
+        if everywhere:
+            super().want_save()
+            return
+        with self._lock:
+            self._wish_save = True
+
+    def ballot(self, fingerprint: int, batches: int) -> np.ndarray:
+        """What the next dispatch carries for this process, int32 ``[SLOTS]``.
+
+        Args:
+            fingerprint: Of the program.
+            batches: How many batches this process surely has after it, at most `AHEAD`.
+        """
+        with self._lock:
+            stop = None if self._wish is None else self._wish.name
+            save, self._wish_save = self._wish_save, False
+        return Ballot(fingerprint, stop, save, batches).encode(self.process_index)
+
+    def sent(self, fingerprint: int, took_batch: bool, total: Any) -> None:
+        """A program was dispatched: read the sum of the one `LAG` dispatches before.
+
+        Args:
+            fingerprint: Of the program.
+            took_batch: Whether it used a batch of the session's data.
+            total: The sum of all processes' vectors, on its way on the device.
+
+        Raises:
+            ProcessesDivergedError: The processes run different programs.
+        """
+        self.dispatched += 1
+        self._consumed += took_batch
+        self._pending.append((self.dispatched, fingerprint, self._consumed, total))
+        while len(self._pending) > LAG:
+            self._read()
+
+    def settle(self) -> None:
+        """Read the sums of all dispatches, at the end: a last wish is heard, a last difference is found."""
+        while self._pending:
+            self._read()
+
+    @property
+    def data_ended(self) -> bool:
+        """Whether some process has no further batch, so that nobody takes one."""
+        return self._data_limit is not None and self._consumed >= self._data_limit
+
+    def _read(self) -> None:
+        number, fingerprint, consumed, total = self._pending.popleft()
+        self._wait_for(total)
+        tally = count(np.asarray(total), fingerprint, self.process_count)
+        if not tally.same_program:
+            raise ProcessesDivergedError(
+                f"The processes run different programs: at dispatch {number} another process did not do what process "
+                f"{self.process_index} did. Every train step, eval step and run_without_hooks has to be called by all "
+                "processes, in the same order and with batches of the same shape; nothing is saved after this."
+            )
+        self._conclude(tally, consumed)
+
+    def _conclude(self, tally: Tally, consumed: int) -> None:
+        if tally.batches < AHEAD:
+            limit = consumed + tally.batches
+            self._data_limit = limit if self._data_limit is None else min(limit, self._data_limit)
+        with self._lock:
+            self._save = self._save or tally.save
+            if tally.stop is None:
+                return
+            own, self._wish = self._wish, None
+        reason = own
+        if own is None or own.name != tally.stop:
+            who = "several processes" if tally.by is None else f"process {tally.by}"
+            reason = StopReason(tally.stop, by=who)
+        assert reason is not None
+        super().want_stop(reason)
