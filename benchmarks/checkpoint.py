@@ -91,20 +91,18 @@ def measure(kind: str, size: int, sides: dict[str, Callable[[], Figures]], round
             print(f"\r\033[K{size} MB {kind}: round {max(number, 0) + 1}/{rounds}, {name}", end="", file=sys.stderr)
             gc.collect()
             os.sync()
-            cpu = time.process_time()
             with peak_memory() as memory:
                 figures = sides[name]()
-            memory["cpu"] = time.process_time() - cpu  # with what it takes to get ready, much the same on all sides
             if number >= 0:
                 found[name].append({**figures, **memory})
     print("\r\033[K", end="", file=sys.stderr)
     last = "commit" if kind == "save" else "seconds"
     print(f"{size} MB {kind}, {rounds} rounds")
     for name, figures in found.items():
-        parts = [f"{key} {1000 * median(figures, key):8.1f} ms" for key in figures[0] if key in ("stall", last)]
+        parts = [f"{key} {1000 * median(figures, key):8.1f} ms" for key in ("stall", last) if key in figures[0]]
         rate, grown = size / median(figures, last), median(figures, "peak_mb")
         text = f"  {name:18} {'  '.join(parts):>38}  {rate:7.0f} MB/s  memory +{grown:6.0f} MB"
-        text += f"  cpu {1000 * median(figures, 'cpu'):6.0f} ms"
+        text += f"  processor {1000 * median(figures, 'cpu'):6.0f} ms"
         if name == "monsess":
             against = [other for other in names if other != name]
             text += "   to " + ", ".join(f"{other} {ratio(found, name, last, other):.2f}" for other in against)
@@ -226,17 +224,16 @@ def save_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
     def orbax(save: Callable[[Any], Any], wait: Callable[[], Any]) -> Figures:
         training = Training(leaves)
         with training.session as session:
-            begun = time.perf_counter()
+            begun, cpu = time.perf_counter(), time.process_time()
             save(session.state)
             held = time.perf_counter() - begun + training.extra()
             wait()
-            return {"stall": held, "commit": time.perf_counter() - begun}
+            return {"stall": held, "commit": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
 
     def raw() -> Figures:
         with fresh(folder) as path:
-            begun = time.perf_counter()
-            write_raw(leaves, f"{path}/raw")
-            return {"stall": time.perf_counter() - begun, "commit": time.perf_counter() - begun}
+            figures = timed(lambda: write_raw(leaves, f"{path}/raw"))
+            return {"stall": figures["seconds"], "commit": figures["seconds"], "cpu": figures["cpu"]}
 
     return {"monsess": monsess, "AsyncCheckpointer": asynchronous, "CheckpointManager": manager, "raw write": raw}
 
@@ -247,12 +244,12 @@ def monsess_save(leaves: Any, url: str, storage_options: dict[str, Any] | None =
     with contextlib.suppress(_Done):
         training = Training(leaves, checkpoint_dir=url, storage_options=storage_options)
         with training.session as session:
-            begun = time.perf_counter()
+            begun, cpu = time.perf_counter(), time.process_time()
             session.request_save()
             figures["stall"] = time.perf_counter() - begun + training.extra()
             while not session.summary()["saves"]:
                 time.sleep(0.001)
-            figures["commit"] = time.perf_counter() - begun
+            figures |= {"commit": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
             raise _Done
     return figures
 
@@ -267,12 +264,11 @@ def load_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
         checkpointer.save(f"{path}/orbax", leaves)
     write_raw(leaves, f"{path}/raw")
 
-    def timed(load: Callable[[], Any]) -> Figures:
-        begun = time.perf_counter()
-        found = load()
-        seconds = time.perf_counter() - begun
-        assert all(np.array_equal(found[name], leaf) for name, leaf in leaves.items())
-        return {"seconds": seconds}
+    def checked(load: Callable[[], Any]) -> Figures:
+        found: list[Any] = []
+        figures = timed(lambda: found.append(load()))
+        assert all(np.array_equal(found[0][name], leaf) for name, leaf in leaves.items())
+        return figures
 
     def orbax() -> Any:
         as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in leaves}
@@ -287,10 +283,17 @@ def load_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
             }
 
     return {
-        "monsess": lambda: timed(lambda: ms.load_checkpoint(f"{path}/monsess")),
-        "Orbax": lambda: timed(orbax),
-        "raw read": lambda: timed(raw),
+        "monsess": lambda: checked(lambda: ms.load_checkpoint(f"{path}/monsess")),
+        "Orbax": lambda: checked(orbax),
+        "raw read": lambda: checked(raw),
     }
+
+
+def timed(work: Callable[[], Any]) -> Figures:
+    """Wall time and processor time of ``work``."""
+    begun, cpu = time.perf_counter(), time.process_time()
+    work()
+    return {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
 
 
 def write_raw(leaves: Any, path: str) -> None:
@@ -311,8 +314,15 @@ def remote(url: str | None, folder: str) -> Iterator[tuple[str, dict[str, Any]]]
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
     import servers
 
-    with servers.s3_server(Path(tempfile.mkdtemp(dir=folder))) as storage_options:
-        yield "s3://smoke/benchmark", storage_options
+    class Roomy(servers.S3):
+        """What is deleted is not given back while it runs."""
+
+        def prepare(self) -> None:
+            super().prepare()
+            self._command += ["-master.volumeSizeLimitMB=1024", "-volume.max=60"]  # the last one counts
+
+    with fresh(folder) as path, Roomy(Path(path)) as store:
+        yield f"{store.url}/benchmark", store.options
 
 
 def upload_sides(leaves: Any, folder: str, url: str, options: dict[str, Any]) -> dict[str, Callable[[], Figures]]:
@@ -328,29 +338,28 @@ def upload_sides(leaves: Any, folder: str, url: str, options: dict[str, Any]) ->
     filesystem, root = fsspec.url_to_fs(url, **options)
     counter = itertools.count()
 
-    def timed(work: Callable[[int], Any]) -> Figures:
+    def cleaned(work: Callable[[int], Any]) -> Figures:
         number = next(counter)
-        begun = time.perf_counter()
-        work(number)
-        seconds = time.perf_counter() - begun
-        with contextlib.suppress(FileNotFoundError):
-            filesystem.rm(f"{root}/{number}", recursive=True)
-        return {"seconds": seconds}
+        figures = timed(lambda: work(number))
+        filesystem.invalidate_cache()
+        filesystem.rm(f"{root}/{number}", recursive=True)
+        return figures
+
+    storage = Storage(url, options)
 
     def monsess(number: int) -> None:
-        storage = Storage(f"{url}/{number}", options)
-        storage.map([lambda n=name: storage.upload(n, os.path.join(local, n)) for name in names])
+        storage.map([lambda n=name: storage.upload(f"{number}/{n}", os.path.join(local, n)) for name in names])
 
     def plain(number: int) -> None:
         filesystem.put([os.path.join(local, name) for name in names], [f"{root}/{number}/{name}" for name in names])
 
-    def save(number: int) -> None:
-        monsess_save(leaves, f"{url}/{number}", options)
+    def save() -> Figures:
+        return {"seconds": monsess_save(leaves, f"{url}/save{next(counter)}", options)["commit"]}
 
     return {
-        "monsess": lambda: timed(monsess),
-        "plain put": lambda: timed(plain),
-        "whole save": lambda: timed(save),
+        "monsess": lambda: cleaned(monsess),
+        "plain put": lambda: cleaned(plain),
+        "whole save": save,
     }
 
 

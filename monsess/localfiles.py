@@ -37,7 +37,6 @@ class LocalFiles:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.has_worked = False
         #: bool: small files are replaced as a whole, and a directory of many appears and disappears by its name.
         self.keeps_halves = False
 
@@ -56,6 +55,10 @@ class LocalFiles:
                     size = None
                 found.append(Entry(entry.name, is_dir, size))
         return found
+
+    def size(self, rel: str) -> int | None:
+        """The size of one file."""
+        return os.stat(self._path(rel)).st_size
 
     def read(self, rel: str) -> bytes:
         """All bytes of one file."""

@@ -1,8 +1,8 @@
 """One directory of a store: every object by its literal name, one at a time, never from a cache.
 
-This is the only module that touches fsspec. Plain paths and ``file://`` go straight to the operating system, which
-alone can replace a file atomically and force it to disk. Nothing here uses globbing, recursive put, get or mv, fsspec
-transactions, or asks whether a directory exists.
+Beside `monsess.filesystems` this is the only module that touches fsspec. Plain paths and ``file://`` go straight to
+the operating system, which alone can replace a file atomically and force it to disk. Nothing here uses globbing,
+recursive put, get or mv, fsspec transactions, or asks whether a directory exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
-from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
+from monsess.filesystems import can_copy, open_filesystem, protocols, remove_directory
+from monsess.localfiles import CHUNK_BYTES, Digest, Entry, LocalFiles, fsync_dir, pump
 from monsess.log import logger, mask, secrets_of
 from monsess.storage_advice import advice_for
 from monsess.workers import StalledError, Workers, sign_of_life
@@ -53,6 +54,7 @@ class _Backend(Protocol):
     """Single-object operations below one root; ``rel`` uses ``/`` and is ``""`` for the root itself."""
 
     def ls(self, rel: str) -> list[Entry]: ...
+    def size(self, rel: str) -> int | None: ...
     def read(self, rel: str) -> bytes: ...
     def write(self, rel: str, data: bytes) -> None: ...
     def open_read(self, rel: str) -> BinaryIO: ...
@@ -63,27 +65,15 @@ class _Backend(Protocol):
     @property
     def keeps_halves(self) -> bool: ...
 
-    has_worked: bool  # an operation has succeeded, so that the credentials were good once
-
 
 class _Fsspec:
     """A fresh fsspec filesystem, made by and for one thread."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        from fsspec.core import url_to_fs
-        from fsspec.implementations.cached import CachingFileSystem
-
-        for inner in url.split("::")[1:]:  # dir::s3://…: the filesystems further in have to be fresh as well
-            protocol = inner.split("://")[0]
-            options = {**options, protocol: {"skip_instance_cache": True, **options.get(protocol, {})}}
-        filesystem, root = url_to_fs(url, skip_instance_cache=True, **options)
-        while isinstance(filesystem, CachingFileSystem):
-            filesystem = filesystem.fs  # a cache of contents would hide what another process wrote
+        filesystem, root = open_filesystem(url, options)
         self._fs: Any = filesystem
-        self._root = str(root).rstrip("/")
-        self.has_worked = False
-        protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
-        self._in_bucket = not _BUCKETS.isdisjoint(protocols)
+        self._root = root.rstrip("/")
+        self._in_bucket = not _BUCKETS.isdisjoint(protocols(filesystem))
         self.keeps_halves = not self._in_bucket
         #: An asynchronous filesystem works in one thread of its own, whoever calls it.
         self.for_all_threads = bool(getattr(filesystem, "async_impl", False))
@@ -115,6 +105,10 @@ class _Fsspec:
             found.append(Entry(full.rsplit("/", 1)[-1], is_dir, None if is_dir else entry.get("size")))
         return found
 
+    def size(self, rel: str) -> int | None:
+        self._uncache()
+        return self._fs.info(self._path(rel)).get("size")
+
     def read(self, rel: str) -> bytes:
         self._uncache()
         return self._fs.cat_file(self._path(rel))
@@ -124,13 +118,18 @@ class _Fsspec:
 
     def open_read(self, rel: str) -> BinaryIO:
         self._uncache()
-        return self._fs.open(self._path(rel), "rb")
+        # What is read is read once, from its beginning to its end, and several files at a time: a cache would only copy.
+        return self._fs.open(self._path(rel), "rb", cache_type="none")
 
     def open_write(self, rel: str) -> BinaryIO:
-        return self._with_parent(rel, lambda path: self._fs.open(path, "wb"))
+        # A part of an upload to a bucket gives no sign of life until it is done, so it has to be a small one.
+        size = {"block_size": CHUNK_BYTES} if self._in_bucket else {}
+        return self._with_parent(rel, lambda path: self._fs.open(path, "wb", **size))
 
     def copy(self, source: str, target: str) -> None:
         try:
+            if not can_copy(self._fs):
+                raise NotImplementedError
             self._with_parent(target, lambda path: self._fs.cp_file(self._path(source), path))
         except NotImplementedError:
             with self.open_read(source) as reader, self.open_write(target) as writer:
@@ -141,7 +140,7 @@ class _Fsspec:
 
     def rmdir(self, rel: str) -> None:
         if rel:  # the root may be a bucket
-            self._fs.rmdir(self._path(rel))
+            remove_directory(self._fs, self._path(rel))
 
     def _with_parent(self, rel: str, write: Callable[[str], T]) -> T:
         path = self._path(rel)
@@ -197,8 +196,11 @@ class Storage:
         self._own = threading.local()
         self._shared: Any = None  # a filesystem object for all threads, and what it is good for
         self._generation = 0
+        self._has_worked = False
         self._patient_until = 0.0
         self._said_patient = True
+        #: str | None: what failed last and was tried again, since `patience` began.
+        self.trouble: str | None = None
         #: str | None: the absolute path, if the directory is on a local file system.
         self.local_path = _local_path(self.url)
         #: str: the URL as it may be shown to people.
@@ -216,6 +218,7 @@ class Storage:
         """
         if self.local_path is None:
             self._patient_until, self._said_patient = time.monotonic() + seconds, False
+        self.trouble = None
         try:
             yield
         finally:
@@ -241,6 +244,17 @@ class Storage:
             StorageError: It could not be read.
         """
         return self._do("read", rel, lambda backend: backend.read(rel))
+
+    def size(self, rel: str) -> int | None:
+        """The size of one object in bytes, asked for by its name; None if the store does not tell.
+
+        A store whose listings lag behind what was written answers this at once.
+
+        Raises:
+            FileNotFoundError: Proven absent.
+            StorageError: It could not be looked at.
+        """
+        return self._do("look at", rel, lambda backend: backend.size(rel))
 
     def write(self, rel: str, data: bytes) -> None:
         """Write a small object, on a local file system atomically and durably.
@@ -402,11 +416,9 @@ class Storage:
     def _try(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool) -> T:
         for tried in itertools.count(1):
             sign_of_life()
-            backend = None
             try:
-                backend = self._backend()
-                result = operation(backend)
-                backend.has_worked = True
+                result = operation(self._backend())
+                self._has_worked = True
                 return result
             except FileNotFoundError as error:
                 if absent:
@@ -417,22 +429,21 @@ class Storage:
                     self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
                 if isinstance(error, StorageError):
                     raise
-                expired = isinstance(error, PermissionError) and backend is not None and backend.has_worked
-                if expired and tried == 1 and self.local_path is None:
+                if tried == 1 and isinstance(error, PermissionError) and self._has_worked and self.local_path is None:
                     continue  # fresh credentials tell a real refusal from old ones that have run out
                 if _is_permanent(error) or (tried >= self._tries and not self._is_patient(verb, rel, error)):
                     raise self._error(verb, rel, error) from self._cause(error)
-            time.sleep(min(self._backoff_secs * 2 ** min(tried - 1, 10), _MOST_BACKOFF_SECS))
+            self.trouble = self._what(verb, rel, error)
+            pause = min(self._backoff_secs * 2 ** min(tried - 1, 10), _MOST_BACKOFF_SECS)
+            patience = self._patient_until - time.monotonic()
+            time.sleep(min(pause, patience) if patience > 0 else pause)  # the last try is made before it ends
         raise AssertionError("unreachable")
 
     def _is_patient(self, verb: str, rel: str, error: BaseException) -> bool:
         left = self._patient_until - time.monotonic()
         if left > 0 and not self._said_patient:
             self._said_patient = True
-            what = f"{rel!r} in {self.shown}" if rel else self.shown
-            logger.warning(
-                "Could not %s %s (%s); trying again, for %.0f s at most.", verb, what, self._reason(error), left
-            )
+            logger.warning("Could not %s; trying again, for %.0f s at most.", self._what(verb, rel, error), left)
         return left > 0
 
     def _backend(self) -> _Backend:
@@ -450,12 +461,13 @@ class Storage:
         return cast("_Backend", made[1])
 
     def _error(self, verb: str, rel: str, error: BaseException) -> StorageError:
-        what = f"{rel!r} in {self.shown}" if rel else self.shown
         advice = advice_for(error, self.url, self.local_path is not None)
-        return StorageError(f"Could not {verb} {what} ({self._reason(error)}). {advice}")
+        return StorageError(f"Could not {self._what(verb, rel, error)}. {advice}")
 
-    def _reason(self, error: BaseException) -> str:
-        return mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, self._secrets)
+    def _what(self, verb: str, rel: str, error: BaseException) -> str:
+        """What could not be done, and why not."""
+        reason = mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, self._secrets)
+        return f"{verb} {f'{rel!r} in ' if rel else ''}{self.shown} ({reason})"
 
     def _cause(self, error: BaseException) -> BaseException | None:
         """``error``, unless it or what led to it would show credentials in a traceback."""

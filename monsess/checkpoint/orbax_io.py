@@ -96,15 +96,16 @@ def read(directory: str, names: Sequence[str]) -> list[np.ndarray[Any, Any]]:
         return []
     import tensorstore
 
-    base = {"driver": "file", "path": os.path.join(directory, ITEM) + "/"}
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_concurrency": {"limit": 16}})
+    with _literal(directory) as folder:
+        base = {"driver": "file", "path": os.path.join(folder, ITEM) + "/"}
 
-    def spec(name: str) -> dict[str, Any]:
-        return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
+        def spec(name: str) -> dict[str, Any]:
+            return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
 
-    opening = [tensorstore.open(spec(name), open=True, read=True, context=context) for name in names]
-    reading = [future.result().read() for future in opening]
-    return [np.asarray(future.result()) for future in reading]
+        opening = [tensorstore.open(spec(name), open=True, read=True, context=context) for name in names]
+        reading = [future.result().read() for future in opening]
+        return [np.asarray(future.result()) for future in reading]
 
 
 @contextlib.contextmanager
@@ -135,8 +136,11 @@ def _logging_left_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _literal(folder: str) -> Iterator[str]:
-    """A name of ``folder`` that Orbax takes literally: it looks for its own files by globbing."""
-    if folder == glob.escape(folder):
+    """A name of ``folder`` that Orbax and TensorStore take literally.
+
+    Orbax looks for its own files by globbing, and TensorStore takes a backslash for a slash.
+    """
+    if folder == glob.escape(folder) and "\\" not in folder:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="monsess-link-") as temporary:

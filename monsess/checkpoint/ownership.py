@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import random
 import threading
 import time
 import weakref
@@ -24,7 +25,7 @@ from typing import Any
 
 from monsess import clock
 from monsess.checkpoint.locking import DirectoryLock
-from monsess.checkpoint.owner import OWNER, Owner, encode, live_attempts, look
+from monsess.checkpoint.owner import OWNER, Owner, encode, live_attempts, look, read
 from monsess.checkpoint.processes import this_process
 from monsess.checkpoint.store import CheckpointStore
 from monsess.errors import DirectoryInUseError, StorageError
@@ -39,6 +40,7 @@ _LONGEST_INTERVAL_SECS = 60.0  # whatever a token says
 _DYING_SECS = 1.0  # what a process that was killed may need until it is gone
 _SETTLE_SECS = (0.1, 5.0)
 _RELEASE_SECS = 10.0
+_LOOKS = 5
 _STUCK_SECS = 5.0  # how long a heartbeat is waited for
 
 
@@ -88,15 +90,15 @@ class Ownership:
         """
         if self._token is not None:
             return
-        dead: Owner | None = None
+        dead: Owner | None = None  # one that was watched in vain
         while True:
             with DirectoryLock(self._store._storage) as lock:
                 self._made_directory |= lock.made
                 owner = look(self._store._storage)
-                if owner is None or owner == dead or self._is_free(owner):
+                if owner is None or owner == dead or self._may_replace(owner):
                     self._take(owner, alone=lock.held)
                     return
-            dead = self._outwait(owner)
+            dead = self._await_end(owner) if owner.is_alive else self._watch(owner)
 
     def note(self, *, run_id: str, restored_from: int | None) -> None:
         """Say more about this attempt; the next heartbeat writes it."""
@@ -109,7 +111,7 @@ class Ownership:
             DirectoryInUseError: Another run has taken it over, or it was released.
             StorageError: The store could not be read.
         """
-        for _ in range(3):
+        for _ in range(_LOOKS):
             self.raise_if_lost()
             if self._token is None:
                 raise DirectoryInUseError(f"{self._store.url} is not owned by this session any more.")
@@ -139,36 +141,37 @@ class Ownership:
             self._try_to_delete()
         live_attempts.discard(self._attempt)
 
-    def _is_free(self, owner: Owner) -> bool:
-        """Whether the directory may be taken from ``owner`` at once; False if only watching it can tell."""
+    def _may_replace(self, owner: Owner) -> bool:
         alive = owner.is_alive
-        if alive and owner.process == this_process():
+        return alive is False or (alive is None and owner.launch is not None and owner.launch == self._launch)
+
+    def _await_end(self, owner: Owner) -> None:
+        """Give a process of this machine that is just being killed, or ends, a moment to be gone."""
+        if owner.process == this_process():
             gc.collect()  # a session that nobody closed and nobody holds any more
-            alive = owner.is_alive
-            if alive:
+            if owner.is_alive:
                 raise _in_use(self._store.url, owner, "a session of this process. Close it first, best by using `with`")
         deadline = time.monotonic() + _DYING_SECS
-        while alive and time.monotonic() < deadline:
+        while owner.is_alive:
+            if time.monotonic() > deadline:
+                raise _in_use(
+                    self._store.url,
+                    owner,
+                    "alive on this machine. Wait for its end, end it, or use another checkpoint_dir. If the directory "
+                    f"is a copy of the one that this process trains in: `monsess unlock --force {self._store.url}`",
+                )
             time.sleep(_DYING_SECS / 20)
-            alive = owner.is_alive
-        if alive:
-            raise _in_use(
-                self._store.url,
-                owner,
-                "alive on this machine. Wait for its end, end it, or use another checkpoint_dir. If the directory is "
-                "a copy of the one that this process trains in: `monsess unlock --force URL`",
-            )
-        return alive is False or (owner.launch is not None and owner.launch == self._launch)
 
-    def _outwait(self, owner: Owner) -> Owner | None:
+    def _watch(self, owner: Owner) -> Owner | None:
         """Watch an owner that is somewhere else; returns it if it is dead, None if it has let go."""
         interval = min(owner.interval, _LONGEST_INTERVAL_SECS)
         deadline = time.monotonic() + _BEATS * interval
         logger.info(
-            "%s belongs to %s. Waiting %g s for a heartbeat of it; `monsess unlock` saves the wait if it is dead.",
+            "%s belongs to %s. Waiting %g s for a heartbeat of it; If it is dead, `monsess unlock %s` saves the wait.",
             self._store.url,
             owner,
             _BEATS * interval,
+            self._store.url,
         )
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, interval / 2))
@@ -214,10 +217,7 @@ class Ownership:
             logger.info("took %s over from %s, which is gone", self._store.url, before)
 
     def _is_ours(self, store: CheckpointStore) -> bool:
-        """Whether the token in the store is this attempt's; False if it had to be written anew.
-
-        It may be gone because somebody unlocked the directory, or because a heartbeat failed half-way. run.json, which
-        an attempt writes before its first save, tells whether another one has begun since.
+        """Whether the token in the store is this attempt's; False if that has to be looked at again.
 
         Raises:
             DirectoryInUseError: Another run has taken the directory over.
@@ -225,15 +225,27 @@ class Ownership:
         owner = look(store._storage)
         if owner is not None and owner.attempt == self._attempt:
             return True
-        if owner is None and (store.read_run() or {}).get("last_attempt") == self._attempt:
-            token = self._token
-            if token is not None:
+        if owner is None and self._is_nobodys(store):
+            time.sleep(random.uniform(0, _SETTLE_SECS[0]))
+            owner, token = look(store._storage), self._token
+            if owner is None and token is not None:
                 logger.warning("%s in %s was gone or not valid and is written anew.", OWNER, store.url)
                 store._storage.write(OWNER, encode(token))
                 self._settled = time.monotonic() + _SETTLE_SECS[0]
             return False
         self._lost = self._why_lost(owner)
         raise DirectoryInUseError(self._lost)
+
+    def _is_nobodys(self, store: CheckpointStore) -> bool:
+        """Whether the token is gone for another reason than that another run has taken the directory over.
+
+        Somebody may have unlocked the directory, or a heartbeat failed half-way. run.json, which an attempt writes
+        before its first save, tells whether another one has begun since. Before that, two that began at the same moment
+        may have written into one another's token.
+        """
+        if not self._confirmed and read(store._storage) is not None:
+            return True
+        return (store.read_run() or {}).get("last_attempt") == self._attempt
 
     def _why_lost(self, owner: Owner | None) -> str:
         if owner is not None and not self._confirmed:

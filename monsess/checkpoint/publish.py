@@ -83,6 +83,7 @@ def publish(
             time=round(clock.wall(), 3),
             started=writer.started,
             metrics=metrics,
+            size=sum(digest.size for digest in files.values()),
             files=files,
         )
 
@@ -136,10 +137,8 @@ def publish(
                 raise StorageError(f"{store.url} does not hold all bytes that were written to {step}: {short}.")
         done = record(files)
         check()
-        store._storage.write(f"{step}/{COMMIT}", done.encode())
-        with contextlib.suppress(StorageError):  # it is committed; the clean-up tries again
-            store._unmark(step)
-        return done
+        _commit(store, step, done.encode())
+        return done  # the clean-up takes the mark away
 
 
 def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord | None:
@@ -185,9 +184,36 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
 
 
 def _not_arrived(store: CheckpointStore, step: int, files: Mapping[str, Digest]) -> list[str]:
-    """Files that the store lists with another size than was written, or not at all."""
-    sizes = store._storage.walk(str(step))
-    return [name for name, digest in files.items() if sizes.get(name, -1) not in (None, digest.size)]
+    """Files of which the store does not hold as many bytes as were written."""
+    try:
+        sizes = store._storage.walk(str(step))
+    except FileNotFoundError:
+        sizes = {}
+    # Listings of some stores lag behind what was written; they are asked again for each object that is not as it should
+    # be, by its name.
+    missing = [name for name, digest in files.items() if sizes.get(name, -1) not in (None, digest.size)]
+    found = store._storage.map([lambda n=name: _size(store, f"{step}/{n}") for name in missing])
+    return [name for name, size in zip(missing, found, strict=True) if size not in (None, files[name].size)]
+
+
+def _size(store: CheckpointStore, name: str) -> int | None:
+    try:
+        return store._storage.size(name)
+    except FileNotFoundError:
+        return -1
+
+
+def _commit(store: CheckpointStore, step: int, data: bytes) -> None:
+    """Write the commit record and read it back: a store may say that it took it, and not have it."""
+    name = f"{step}/{COMMIT}"
+    for _ in range(2):
+        store._storage.write(name, data)
+        with contextlib.suppress(FileNotFoundError):
+            if store._storage.read(name) == data:
+                return
+    with contextlib.suppress(StorageError):
+        store._storage.delete(name)
+    raise StorageError(f"{store.url} took the commit record of step {step} and does not hand it back as written.")
 
 
 def _stage(folder: str, step: int, content: dict[str, Any], tree: Any, compress: bool = False) -> None:

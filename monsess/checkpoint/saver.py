@@ -26,6 +26,7 @@ from monsess.log import logger
 
 _WARN_SECS = 5.0
 _CLEANING_SECS = 10.0
+_BREATH_SECS = 1.0
 #: Of the time that a save may take, the part for which what fails in the store is tried again.
 _PATIENCE = 0.9
 
@@ -97,13 +98,13 @@ class Saver:
         self._options = options
         began = round(clock.wall(), 3) if started is None else started
         self._writer = Writer(run_id, attempt, options.staging_dir, began)
-        self._upkeep = Upkeep(store, self._writer, keep, set() if protect is None else protect)
+        self._upkeep = Upkeep(store, self._writer, keep, set() if protect is None else protect, check)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._waiting: Snapshot | None = None
         self._active: int | None = None
         self._active_since = 0.0
-        self._cleaning = False
+        self._said_slow: int | None = None
         self._stuck: str | None = None
         self._closed = False
         self._committed: list[int] = []
@@ -192,11 +193,15 @@ class Saver:
             while self._stuck is None and self._busy() and time.monotonic() - begun < limit:
                 self._changed.wait(0.5)
                 self._look_for_stuck()
-            begun = time.monotonic()
-            while self._cleaning and time.monotonic() - begun < min(limit, _CLEANING_SECS):
-                self._changed.wait(0.5)
-            if self._cleaning:
-                logger.warning("The clean-up of old checkpoints in %s did not end in time.", self._store.url)
+        if not self._upkeep.close(min(limit, _CLEANING_SECS)):
+            logger.warning(
+                "The clean-up of old checkpoints in %s did not end in time; a later run goes on with it.",
+                self._store.url,
+            )
+
+    @property
+    def _cleaning(self) -> bool:
+        return self._upkeep.busy
 
     def _busy(self) -> bool:
         return self._active is not None or self._waiting is not None
@@ -225,11 +230,22 @@ class Saver:
 
     def _look_for_stuck(self) -> None:
         limit = self._options.save_timeout_secs
-        if self._stuck is None and self._active is not None and time.monotonic() - self._active_since > limit:
+        if self._stuck is not None or self._active is None:
+            return
+        taken = time.monotonic() - self._active_since
+        if taken > limit:
             self._give_up(f"step {self._active} did not end within {limit:g} s")
+        elif taken > limit / 2 and self._said_slow != self._active:
+            self._said_slow = self._active
+            logger.warning(
+                "The save of step %d to %s has taken %.0f s and is given up after %g s; training goes on.",
+                *(self._active, self._store.url, taken, limit),
+            )
 
     def _give_up(self, reason: str) -> None:
         """Leave the thread behind: whatever it was doing, it commits nothing any more."""
+        trouble = self._store._storage.trouble
+        reason += f" (the store is tried again and again: could not {trouble})" if trouble else ""
         self._stuck = (
             f"the save of {reason} and nothing is committed any more. Check that {self._store.url} answers, or raise "
             "CheckpointOptions(save_timeout_secs=...)."
@@ -275,14 +291,12 @@ class Saver:
                 if error is not None:
                     self._errors.append(error)
                 self._active = None
-                self._cleaning = record is not None
+                if record is not None:
+                    self._upkeep.after(record)
                 self._changed.notify_all()
             del snapshot
-            if record is not None:
-                self._upkeep.after(record, lambda: self._waiting is not None)
-                with self._changed:
-                    self._cleaning = False
-                    self._changed.notify_all()
+            if record is not None and self._waiting is not None:
+                self._upkeep.breathe(_BREATH_SECS)
 
     def _save(self, snapshot: Snapshot) -> CommitRecord | None:
         try:
@@ -299,6 +313,7 @@ class Saver:
         metrics = {name: float(np.asarray(value)) for name, value in snapshot.metrics.items()}
         # A little less than the limit, after which only that it is over would be known, and not why.
         left = self._active_since + _PATIENCE * self._options.save_timeout_secs - time.monotonic()
+        self._upkeep.claim(snapshot.step)
         try:
             with self._store._storage.patience(left):
                 return publish(
@@ -314,10 +329,14 @@ class Saver:
         except (SaveError, DirectoryInUseError):
             raise
         except Exception as error:
+            if not isinstance(error, StorageError):
+                self._check()  # another run may have taken the directory over and cleaned up
             hint = "" if isinstance(error, StorageError) else " The step before it is still there."
             raise SaveError(
                 f"Step {snapshot.step} was not saved to {self._store.url}: {shown_error(error)}{hint}"
             ) from error
+        finally:
+            self._upkeep.release(snapshot.step)
 
     def _to_host(self, snapshot: Snapshot) -> list[Any]:
         leaves, snapshot.leaves = snapshot.leaves, []
@@ -371,7 +390,7 @@ class Saver:
                 return True
             if own is None or own[0] <= (self.last_committed or 0):
                 noted = [*attempts.values(), [step, path, self._writer.attempt]][-20:]
-                self._store.write_run({**run, "run_id": self._writer.run_id, NONFINITE: noted})
+                self._store.write_run({"run_id": self._writer.run_id, NONFINITE: noted})
         except StorageError as error:
             logger.warning("A later attempt will not know that step %d was not finite: %s", step, error)
         return False

@@ -23,9 +23,11 @@ import enum
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Collection, Mapping
 from typing import Any, final
 
+from monsess.checkpoint import aside
 from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, StepRecord, decode
 from monsess.errors import MonsessError, StorageError
 from monsess.localfiles import Digest
@@ -43,6 +45,8 @@ PENDING_PREFIX = ".pending-"
 NONFINITE = "nonfinite"
 #: What the commit records of the steps said, as `run.json` remembers it.
 INDEX = "steps"
+#: Attempt and time of the steps that an attempt found damaged, as `run.json` remembers them.
+DAMAGED = "damaged"
 _STEP_NAME = re.compile(r"0|[1-9][0-9]*")
 
 
@@ -55,6 +59,7 @@ class Listing:
         pending: Steps that are marked as being written or deleted.
         staging: Names of local staging directories.
         odd: Names of directories that begin with a digit and are no steps.
+        moving: Marks of steps that are being moved aside.
         remembered: What run.json says of the steps, once somebody has asked.
     """
 
@@ -62,6 +67,7 @@ class Listing:
     pending: set[int]
     staging: list[str]
     odd: list[str]
+    moving: list[str]
     remembered: dict[int, StepRecord] | None = None
 
 
@@ -114,8 +120,12 @@ class CheckpointStore:
 
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self._storage = Storage(url, storage_options)
-        #: Steps that this process found damaged: they neither count for retention nor are they deleted by it.
+        #: Steps that were found damaged: they neither count for retention nor are they deleted by it.
         self._damaged: set[int] = set()
+        #: Steps that this process found sound.
+        self._sound: set[int] = set()
+        #: Held by a thread that reads run.json in order to write it.
+        self._run_lock = threading.RLock()
 
     @property
     def url(self) -> str:
@@ -226,10 +236,11 @@ class CheckpointStore:
         Raises:
             StorageError: The store could not be read or written.
         """
-        before = self.read_run() or {}
-        if before.get("run_id") == run.get("run_id"):
-            run = {**before, **run}
-        self._storage.write(RUN, json.dumps(dict(run), sort_keys=True).encode())
+        with self._run_lock:
+            before = self.read_run() or {}
+            if before.get("run_id") == run.get("run_id"):
+                run = {**before, **run}
+            self._storage.write(RUN, json.dumps(dict(run), sort_keys=True).encode())
 
     def set_aside(self, step: int, attempt: str, name: str = "aside") -> str:
         """Move a step out of the way, to ``<name>-<step>-<attempt>``; no byte of it is lost.
@@ -254,12 +265,17 @@ class CheckpointStore:
         if self._storage.local_path is not None:
             self._storage.rename(str(step), target)
         else:
-            self._forget(step)
-            names = list(self._storage.walk(str(step)))
-            self._storage.map([lambda n=n: self._storage.copy(f"{step}/{n}", f"{target}/{n}") for n in names])
-            self._delete_step(step)
+            for mark in aside.marks(taken):
+                aside.settle(self, mark)
+            aside.move(self, step, target)
         self._damaged.discard(step)
         return target
+
+    def _apart(self) -> CheckpointStore:
+        """The same directory through connections of its own: what is stuck in one does not hold up the other."""
+        twin = CheckpointStore(self._storage.url, self._storage._options)
+        twin._damaged, twin._sound, twin._run_lock = self._damaged, self._sound, self._run_lock
+        return twin
 
     def _demand(self, step: int) -> None:
         """Raise unless ``step`` is committed now."""
@@ -275,6 +291,7 @@ class CheckpointStore:
             _pending(found),
             [name for name in directories if name.startswith(STAGING_PREFIX)],
             [name for name in directories if name[:1].isdigit() and not _STEP_NAME.fullmatch(name)],
+            aside.marks(found),
         )
 
     def _look_at(self, step: int, listing: Listing) -> CommitRecord | Standing:
@@ -325,16 +342,30 @@ class CheckpointStore:
 
     def _forget(self, step: int) -> None:
         """Take a step out of run.json's memory, before it is deleted piece by piece."""
-        run = self.read_run()
-        records = self._remembered(run)
-        if run is not None and records.pop(step, None) is not None:
-            self._remember(str(run.get("run_id")), records.values())
+        with self._run_lock:
+            run = self.read_run()
+            records = self._remembered(run)
+            if run is not None and records.pop(step, None) is not None:
+                self._remember(str(run.get("run_id")), records.values())
 
-    def _remember(self, run_id: str, records: Iterable[StepRecord]) -> None:
-        """Note down in run.json what the commit records said."""
+    def _remember(self, run_id: str, records: Collection[StepRecord]) -> None:
+        """Note down in run.json what the commit records said, and which steps are damaged nevertheless."""
         names = [field.name for field in dataclasses.fields(StepRecord) if field.name != "step"]
         rows = {str(record.step): {name: getattr(record, name) for name in names} for record in records}
-        self.write_run({"run_id": run_id, INDEX: rows})
+        damaged = {str(record.step): _identity(record) for record in records if record.step in self._damaged}
+        self.write_run({"run_id": run_id, INDEX: rows, DAMAGED: damaged})
+
+    def _remembered_damage(self, run: Mapping[str, Any]) -> dict[int, Any]:
+        """The steps that run.json says to be damaged, and which ones of that number it means."""
+        found = run.get(DAMAGED)
+        rows = found.items() if isinstance(found, dict) else ()
+        return {int(name): identity for name, identity in rows if _STEP_NAME.fullmatch(name)}
+
+    def _note_damage(self, damaged: Mapping[int, Any], survey: Survey) -> None:
+        """Take for damaged what an attempt before this one found to be, unless it is another step by now, or mended."""
+        for step in set(damaged).intersection(survey.committed).difference(self._sound):
+            if damaged[step] == _identity(survey.committed[step]):
+                self._damaged.add(step)
 
     def _list_root(self) -> dict[str, Any]:
         try:
@@ -361,7 +392,11 @@ class CheckpointStore:
             return None if found == expected else f"{name} does not hold the bytes that were committed"
 
         found = self._storage.map([lambda n=n, d=d: check(n, d) for n, d in sorted(record.files.items())])
-        return [problem for problem in found if problem is not None]
+        problems = [problem for problem in found if problem is not None]
+        if not problems:
+            self._damaged.discard(record.step)
+            self._sound.add(record.step)
+        return problems
 
     def _delete_step(self, step: int) -> None:
         if self._storage.local_path is None:
@@ -416,6 +451,10 @@ class CheckpointStore:
 def _pending(listing: Mapping[str, Any]) -> set[int]:
     numbers = (name.removeprefix(PENDING_PREFIX) for name in listing if name.startswith(PENDING_PREFIX))
     return {int(number) for number in numbers if _STEP_NAME.fullmatch(number)}
+
+
+def _identity(record: StepRecord) -> list[Any]:
+    return [record.run_id, record.attempt, record.time]
 
 
 def is_foreign_name(name: str) -> bool:

@@ -1,88 +1,234 @@
-"""After a commit: leftovers of dead attempts and steps that the policy lets go. Never an error, never in a hurry."""
+"""After a commit: leftovers of dead attempts and steps that the policy lets go. Never an error, never in the way.
+
+It works in a thread of its own and through connections of its own, so that a store which is slow to delete, or never
+answers, holds neither a save nor training. The thread that saves *claims* the number it is about to write: the one here
+keeps away from it then. Everything is looked at once more just before it is deleted.
+"""
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
+from monsess.checkpoint import aside
 from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
 from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Standing, Survey, shown_error
+from monsess.errors import DirectoryInUseError
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
 
-Work = Callable[[], None]
-
 _SLOW_SECS = 5.0
-_ALWAYS = 1  # things done after each commit however much hurry there is, so that no more is added than taken away
+_FAILURES = 3  # so many in a row, and the rest is left for after the next commit
+
+
+class _Work(NamedTuple):
+    """One thing to do.
+
+    Args:
+        step: The number that it is about, if it is about one.
+        do: Does it.
+    """
+
+    step: int | None
+    do: Callable[[], object]
 
 
 class Upkeep:
-    """Deletes what is no longer wanted, one thing at a time.
+    """Deletes what is no longer wanted, one thing at a time, in a daemon thread that starts with the first commit.
 
     Args:
         store: Where.
         writer: Who cleans up: leftovers of other lineages are not his.
         keep: Which steps stay.
-        protect: Steps that stay whatever ``keep`` says; read at each round.
+        protect: Steps that stay whatever ``keep`` says; another thread may change it.
+        check: Called before each step is deleted; raises if the directory belongs to somebody else by now.
     """
 
-    def __init__(self, store: CheckpointStore, writer: Writer, keep: Retention, protect: Collection[int]) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: CheckpointStore,
+        writer: Writer,
+        keep: Retention,
+        protect: Collection[int],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store._apart()
         self._writer = writer
         self._keep = keep
         self._protect = protect
+        self._check = check
         self._known: dict[int, StepRecord] | None = None  # until the first commit: what run.json remembers
         self._looked_at: set[int] = set()
         self._warned: set[str] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._fresh: dict[int, CommitRecord] = {}
+        self._working = False
+        self._done = 0  # things since the newest commit
+        self._closed = False
+        self._given_up = False
+        self._claimed: set[int] = set()
+        self._touched: set[int] = set()  # claimed at any time since the directory was looked at
+        self._deleting: int | None = None
 
-    def after(self, record: CommitRecord, hurry: Callable[[], bool]) -> None:
-        """Clean up after a commit.
+    @property
+    def busy(self) -> bool:
+        """Whether something is left to do after the commits so far."""
+        with self._changed:
+            return self._is_busy()
+
+    def after(self, record: CommitRecord) -> None:
+        """Clean up after a commit; returns at once.
 
         Args:
             record: What was just committed.
-            hurry: True when something more urgent waits; what is left is done after a later commit.
         """
-        try:
-            remembered = self._store._remembered() if self._known is None else self._known
-            survey = self._store._survey({**remembered, record.step: record})
-            known = self._known = {**survey.committed, record.step: record}
-            surplus = self._surplus(known, record)
-            going = {one.step for one in surplus}
-            # Forgotten before they are deleted, so that a remembered step without a commit.json is damage.
-            self._store._remember(self._writer.run_id, [one for step, one in known.items() if step not in going])
-            deletions = [lambda r=one: self._forget(known, survey, r) for one in surplus]
-            self._tidy(deletions, self._leftovers(survey), hurry)
-        except Exception as error:  # deletion never stops training
-            self._warn(
-                "failed",
-                "Could not clean up in %s; it is tried again after the next commit: %s",
-                self._store.url,
-                shown_error(error),
-            )
-
-    def _tidy(self, deletions: Sequence[Work], leftovers: Sequence[Work], hurry: Callable[[], bool]) -> None:
-        for done, work in enumerate([*deletions[:1], *leftovers, *deletions[1:], self._remove_dead_staging], start=1):
-            begun = time.monotonic()
-            work()
-            if time.monotonic() - begun > _SLOW_SECS:
-                self._warn("slow", "Deleting old checkpoints in %s is slow.", self._store.url)
-            if done > _ALWAYS and hurry():
+        with self._changed:
+            if self._closed:
                 return
+            self._fresh[record.step] = record
+            self._done = 0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="monsess-upkeep", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter is ending and starts no thread any more
+                    self._fresh.clear()
+                    self._closed = True
+            self._changed.notify_all()
 
-    def _surplus(self, known: Mapping[int, StepRecord], newest: StepRecord) -> list[StepRecord]:
+    def breathe(self, seconds: float) -> None:
+        """Wait until something was done since the newest commit, so that the store does not grow; not for long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done or self._given_up or not self._is_busy(), seconds)
+
+    def claim(self, step: int) -> None:
+        """Have a number for oneself until `release`; waits if it is just being deleted."""
+        with self._changed:
+            self._claimed.add(step)
+            self._touched.add(step)
+            self._changed.wait_for(lambda: self._deleting != step)
+
+    def release(self, step: int) -> None:
+        """Let go of a number that was claimed."""
+        with self._changed:
+            self._claimed.discard(step)
+
+    def close(self, seconds: float) -> bool:
+        """End the thread, after what it is just doing; never raises.
+
+        Args:
+            seconds: How long it may go on.
+
+        Returns:
+            Whether everything was done.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_busy(), seconds)
+            self._given_up = True
+            self._changed.notify_all()
+            return not self._is_busy()
+
+    def _is_busy(self) -> bool:
+        return self._working or bool(self._fresh)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._fresh or self._closed)
+                if self._given_up or not self._fresh:
+                    return
+                fresh, self._fresh = self._fresh, {}
+                self._working = True
+                self._touched = set(self._claimed)
+            try:
+                self._round(fresh)
+            except DirectoryInUseError as error:  # the next commit raises it where it is heard
+                logger.debug("%s", error)
+            except Exception as error:  # deletion never stops training
+                self._warn_of(error)
+
+    def _round(self, fresh: dict[int, CommitRecord]) -> None:
+        known, survey = self._look(fresh)
+        surplus = self._surplus(known, next(reversed(fresh)))
+        going = {record.step for record in surplus}
+        with self._store._run_lock:
+            # Forgotten before they are deleted, so that a remembered step without a commit.json is damage; what is
+            # just being written is remembered after its commit.
+            going |= self._touched_so_far()
+            self._store._remember(self._writer.run_id, [one for step, one in known.items() if step not in going])
+        deletions = [_Work(record.step, lambda r=record: self._forget(known, survey, r)) for record in surplus]
+        marks, leftovers = self._marks(survey), self._leftovers(survey)
+        always = [*deletions[:1], *marks]  # so that no more is added than taken away, however fast commits come
+        failures = 0
+        for place, work in enumerate([*always, *leftovers, *deletions[1:], _Work(None, self._remove_dead_staging)]):
+            if self._given_up or (self._fresh and place >= len(always)):
+                return
+            try:
+                self._do(work)
+                failures = 0
+            except DirectoryInUseError:
+                raise
+            except Exception as error:
+                failures += 1
+                self._warn_of(error)
+                if failures == _FAILURES:
+                    return
+
+    def _look(self, fresh: Mapping[int, CommitRecord]) -> tuple[dict[int, StepRecord], Survey]:
+        """What is there, and what is known of the committed steps."""
+        if self._known is not None:
+            survey = self._store._survey({**self._known, **fresh})
+        else:
+            run = self._store.read_run() or {}
+            damaged = self._store._remembered_damage(run)
+            remembered = {s: record for s, record in self._store._remembered(run).items() if s not in damaged}
+            survey = self._store._survey({**remembered, **fresh})
+            self._store._note_damage(damaged, survey)
+        self._known = {**survey.committed, **fresh}
+        return self._known, survey
+
+    def _do(self, work: _Work) -> None:
+        with self._changed:
+            if work.step is not None and work.step in self._touched:
+                return
+            self._deleting = work.step
+        begun = time.monotonic()
+        try:
+            work.do()
+        finally:
+            with self._changed:
+                self._deleting = None
+                self._done += 1
+                self._changed.notify_all()
+        if time.monotonic() - begun > _SLOW_SECS:
+            self._warn("slow", "Deleting old checkpoints in %s is slow.", self._store.url)
+
+    def _touched_so_far(self) -> set[int]:
+        with self._changed:
+            return set(self._touched)
+
+    def _surplus(self, known: Mapping[int, StepRecord], newest: int) -> list[StepRecord]:
         """The steps of this lineage that the policy lets go."""
         own = [
             record
             for step, record in sorted(known.items())
             if record.run_id == self._writer.run_id and step not in self._store._damaged
         ]
-        protected = tuple(self._protect)  # another thread may change it
-        kept = {*self._keep.keep(own), *protected, newest.step, max(known)}
+        chosen = map(operator.index, self._keep.keep(own))  # an answer that is no steps would let everything go
+        kept = {*chosen, *tuple(self._protect), newest, max(known)}
         surplus = [record for record in own if record.step not in kept]
         if surplus:
             pinned = self._store._pins()
@@ -90,8 +236,11 @@ class Upkeep:
         return surplus
 
     def _forget(self, known: dict[int, StepRecord], survey: Survey, record: StepRecord) -> None:
-        """Delete a step, if it still is what it was when its record was read."""
+        """Delete a step, if it still is what it was when its record was read, and if it still may go."""
         step = record.step
+        self._check()
+        if step in tuple(self._protect) or step in self._store._pins():
+            return
         found = self._store._look_at(step, survey.listing)
         if isinstance(found, CommitRecord) and not _same(found, record):
             known[step] = found  # somebody put another one there: judged after the next commit
@@ -102,31 +251,43 @@ class Upkeep:
             self._store._damaged.add(step)  # its record is gone or no longer valid
         known.pop(step, None)
 
-    def _leftovers(self, survey: Survey) -> list[Work]:
-        work: list[Work] = []
+    def _marks(self, survey: Survey) -> list[_Work]:
+        """Marks of steps that are whole, or gone."""
+        steps = survey.listing.pending.difference(survey.others)
+        return [_Work(s, lambda s=s: self._store._storage.delete(f"{PENDING_PREFIX}{s}")) for s in sorted(steps)]
+
+    def _leftovers(self, survey: Survey) -> list[_Work]:
+        work: list[_Work] = []
         pending = survey.listing.pending
         for step in survey.those(Standing.UNCOMMITTED):
-            if step in self._looked_at:
+            if step in self._looked_at or step in self._touched_so_far():
                 continue  # somebody else's, or not ours to judge: looked at once
             if self._is_ours(step, step in pending):
-                work.append(lambda s=step: self._store._delete_step(s))
+                work.append(_Work(step, lambda s=step: self._store._delete_step(s)))
             else:
                 self._looked_at.add(step)
-        for step in pending.difference(survey.those(Standing.UNFINISHED), self._looked_at):
-            work.append(lambda s=step: self._store._storage.delete(f"{PENDING_PREFIX}{s}"))
+        for mark in aside.marks(survey.listing.moving, but_of=self._writer.attempt):
+            work.append(_Work(None, lambda m=mark: aside.settle(self._store, m)))
+        return work if self._store._storage.local_path is None else work + self._local_leftovers(survey)
+
+    def _local_leftovers(self, survey: Survey) -> list[_Work]:
         local = self._store._storage.local_path
-        if local is None:
-            return work
+        assert local is not None
+        work: list[_Work] = []
         for name in survey.listing.staging:
+            if name.endswith(f"-{self._writer.attempt}"):
+                continue
             session = self._store._session_of(name) or {}  # it is written first: without it half was deleted already
             if session.get("run_id", self._writer.run_id) == self._writer.run_id:
-                work.append(lambda n=name: shutil.rmtree(os.path.join(local, n)))
+                work.append(_Work(None, lambda n=name: shutil.rmtree(os.path.join(local, n))))
         for name in os.listdir(local):
             if name.startswith(DELETING_PREFIX):
-                work.append(lambda n=name: self._store._storage.delete_tree(n))
+                number = name.removeprefix(DELETING_PREFIX)
+                step = int(number) if number.isdecimal() else None
+                work.append(_Work(step, lambda n=name: self._store._storage.delete_tree(n)))
             if name.startswith(f"{TEMPORARY_PREFIX}") and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
                 path = os.path.join(local, name)
-                work.append(lambda p=path: os.unlink(p))
+                work.append(_Work(None, lambda p=path: os.unlink(p)))
         return work
 
     def _is_ours(self, step: int, pending: bool) -> bool:
@@ -141,6 +302,10 @@ class Upkeep:
     def _remove_dead_staging(self) -> None:
         if self._store._storage.local_path is None:
             remove_dead(self._writer.staging_dir)
+
+    def _warn_of(self, error: Exception) -> None:
+        text = "Could not clean up in %s; it is tried again after the next commit: %s"
+        self._warn("failed", text, self._store.url, shown_error(error))
 
     def _warn(self, kind: str, text: str, *values: object) -> None:
         if kind not in self._warned:

@@ -19,6 +19,7 @@ KILLED = pytest.StashKey[Counter[str]]()
 MOMENTS = pytest.StashKey[Counter[str]]()
 DAMAGED = pytest.StashKey[Counter[str]]()
 OPERATIONS = pytest.StashKey[dict[str, str]]()
+FIGURES = pytest.StashKey[list[str]]()
 SEED = pytest.StashKey[int]()
 
 
@@ -27,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[MOMENTS] = Counter()
     config.stash[DAMAGED] = Counter()
     config.stash[OPERATIONS] = {}
+    config.stash[FIGURES] = []
     config.stash[SEED] = int(os.environ.get("MONSESS_SEED") or random.SystemRandom().randrange(10**6))
 
 
@@ -41,6 +43,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         if counts:
             listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
             terminalreporter.write_line(f"{what} (MONSESS_SEED={config.stash[SEED]}): {listed}")
+    for line in config.stash[FIGURES]:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> list[str]:
+    """Lines of the report: what was counted or measured."""
+    return request.config.stash[FIGURES]
 
 
 @pytest.fixture(scope="session")

@@ -360,14 +360,15 @@ def serve() -> Options | None:
             os.kill(pid, signal.SIGKILL)
 
         late = signal.signal(signal.SIGALRM, end_it)
-        signal.alarm(request["timeout"])
+        signal.setitimer(signal.ITIMER_REAL, request["kill_after"] or request["timeout"])
         begun = time.monotonic()
         try:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         finally:
-            left = signal.alarm(0)
+            left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, late)
-        reply = {"status": status, "seconds": time.monotonic() - begun, "timed_out": left == 0}
+        timed_out = left == 0 and request["kill_after"] is None
+        reply = {"status": status, "seconds": time.monotonic() - begun, "timed_out": timed_out}
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
     return None

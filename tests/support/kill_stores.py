@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ STORES = {
     "plain": "a filesystem of fsspec that writes in place and cannot rename",
     "faulty": "objects without directories or rename, of which half may be kept",
     "bucket": "the same, known to take objects whole or not at all, as S3 does",
+    "real": "whatever `store.json` in the run's folder says: ``url`` and ``options``",
     "none": "no checkpoints",
 }
 
@@ -105,6 +107,9 @@ def opened(name: str, folder: str, kind: str, number: int, when: str, late: floa
         late: So many seconds after it, elsewhere.
     """
     directory = os.path.join(folder, "checkpoints")
+    if name == "real":
+        with open(os.path.join(folder, "store.json"), encoding="utf-8") as file:
+            return Store(**json.load(file), operations=list)
     if name in ("faulty", "bucket"):
         import monsess as ms
 

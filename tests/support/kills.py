@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -40,11 +40,16 @@ class ForkServer:
             [sys.executable, "-W", "error", CHILD, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def __call__(self, options: Options) -> int:
-        """Make an attempt and return its exit status."""
+    def __call__(self, options: Options, kill_after: float | None = None) -> int:
+        """Make an attempt and return its exit status.
+
+        Args:
+            options: The attempt.
+            kill_after: Seconds after its fork at which it gets a SIGKILL, unless it has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"options": dataclasses.asdict(options), "timeout": LIMIT}
+        request = {"options": dataclasses.asdict(options), "timeout": LIMIT, "kill_after": kill_after}
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -214,10 +219,10 @@ def assert_same(folder: str, straight: Ending) -> None:
     assert [int(line.split()[-2]) for line in found.curve] == list(range(found.step))
 
 
-def assert_sound(folder: str) -> list[int]:
-    """Every step that is listed verifies, whatever was killed; returns them."""
+def assert_sound(folder: str, damaged: Collection[int] = ()) -> list[int]:
+    """Every step that is listed verifies, whatever was killed, but those damaged on purpose; returns the steps."""
     store = ms.CheckpointStore(os.path.join(folder, "checkpoints"))
-    steps = store.steps()
+    steps = [step for step in store.steps() if step not in damaged or not store.verify(step)]
     problems = {step: store.verify(step) for step in steps}
     assert not any(problems.values()), problems
     assert ms.latest_checkpoint(os.path.join(folder, "checkpoints")) == (steps[-1] if steps else None)

