@@ -8,7 +8,7 @@ through here and nothing in the session looks at a hook's wish directly.
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 
 @final
@@ -105,10 +105,6 @@ class Agreement:
     def stop(self) -> StopReason | None:
         """The agreed stop, or None."""
         return self._stop
-
-    def signals(self) -> Any:
-        """What the next dispatch carries for the other processes; None with one process."""
-        return None
 
     def want_stop(self, reason: StopReason, everywhere: bool = False) -> None:
         """Wish for a stop; of several reasons the highest in rank is reported."""

@@ -64,8 +64,16 @@ class Channel:
             ClusterError: Some processes did not come; names them.
         """
         self.post(f"{what}/{self.index}", value)
+        return self.collect(what, limit_secs, check)
+
+    def collect(self, what: str, limit_secs: float, check: Callable[[], None]) -> list[str]:
+        """Wait for what all processes have posted below ``what``; as `gather`, from any thread."""
         found = self._wait(what, range(self.count), limit_secs, check)
         return [found[str(index)] for index in range(self.count)]
+
+    def forget(self, what: str) -> None:
+        """Delete all messages below ``what``."""
+        self._client.key_value_delete(f"{self._prefix}{what}/")
 
     def tell(self, what: str, value: str) -> None:
         """Give a value to all processes, which `hear` it; only the chief does that."""

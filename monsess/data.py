@@ -125,6 +125,23 @@ class Input:
         entry = self._look(check)
         return entry.item is None and entry.error is None
 
+    def ahead(self, count: int, check: Callable[[], None] | None = None) -> int:
+        """How many batches surely follow the one that `peek` shows, or come next if it shows none; waits for them.
+
+        Args:
+            count: How many are asked for, at most ``prefetch`` - 1.
+            check: As in `peek`.
+
+        Returns:
+            ``count``, or fewer if the source ends before. An error of the source is no end: its turn comes.
+        """
+        shown = int(self._current is not None and self._current.item is not None)
+        self._look(check)
+        assert self._prefetcher is not None
+        entries = self._prefetcher.ahead(shown + count, check)[shown:]
+        ends = [i for i, entry in enumerate(entries) if entry.item is None and entry.error is None]
+        return ends[0] if ends else count
+
     def consume(self) -> None:
         """Count the batch that `peek` showed as consumed: its step was dispatched."""
         entry = self._current

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from monsess import clock
-from monsess.agreement import Agreement
 from monsess.binding import Call
 from monsess.engine import Compiled, compile_step
 from monsess.layout import Layout
@@ -19,13 +19,21 @@ from monsess.reduction import merge
 from monsess.step import Step
 
 _now = clock.monotonic
+_MOST_BALLOTS = 64
 
 
 class Outcome(NamedTuple):
-    """A dispatched step: its outputs in the user's structure, and the count of non-finite values in them."""
+    """A dispatched step.
+
+    Args:
+        outputs: In the user's structure.
+        nonfinite: The count of non-finite values in them.
+        told: The sum of what all processes told each other, or None.
+    """
 
     outputs: Any
     nonfinite: jax.Array
+    told: jax.Array | None
 
 
 class Dispatcher:
@@ -33,12 +41,13 @@ class Dispatcher:
 
     Args:
         layout: The devices that the state begins on.
-        agreement: Gives the signals that a dispatch carries.
         max_in_flight: Steps that may be dispatched and unfinished at once.
+        wait_for: Waits for a value of the device, and raises if its step will never end.
     """
 
-    def __init__(self, layout: Layout, agreement: Agreement, max_in_flight: int) -> None:
-        self._agreement = agreement
+    def __init__(self, layout: Layout, max_in_flight: int, wait_for: Callable[[Any], None]) -> None:
+        self._wait_for = wait_for
+        self._signals: dict[tuple[Layout, bytes], jax.Array] = {}
         self._max_in_flight = max_in_flight
         self._compiled: dict[Step, Compiled] = {}
         self._layouts: dict[Any, Layout] = {}
@@ -67,7 +76,7 @@ class Dispatcher:
             self._layouts[step.devices] = Layout(step.devices, step.axis_name)
         return self._layouts[step.devices]
 
-    def run(self, step: Step, call: Call, layout: Layout, step_after: int) -> Outcome:
+    def run(self, step: Step, call: Call, layout: Layout, step_after: int, ballot: np.ndarray | None = None) -> Outcome:
         """Dispatch ``step`` and return without waiting for it.
 
         Args:
@@ -75,6 +84,7 @@ class Dispatcher:
             call: Its arguments, laid out.
             layout: The devices that it runs on.
             step_after: The global step once it is done.
+            ballot: What this process tells the others with it, int32 ``[slots]``.
         """
         start = _now()
         while len(self._in_flight) >= self._max_in_flight:
@@ -83,14 +93,25 @@ class Dispatcher:
         first = step not in self._compiled
         if first:
             self._compiled[step] = compile_step(step, layout)
-        signals = self._agreement.signals()
+        signals = None if ballot is None else self._placed(ballot, layout)
         filler = self._filler(layout) if signals is None and not call.args and not call.named else None
         result = self._compiled[step](state, mapped=(signals, call.args, call.named, filler))
         if step.kind == "train":
             self.state = result.state
         self._in_flight.append((step_after, result.nonfinite))
         self.seconds["compile" if first else "step"] += _now() - start
-        return Outcome(merge(result.reduced, result.stacked), result.nonfinite)
+        return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed)
+
+    def _placed(self, ballot: np.ndarray, layout: Layout) -> jax.Array:
+        """The ballot on the devices, where the first one votes; most of the time it is the one before again."""
+        key = (layout, ballot.tobytes())
+        if key not in self._signals:
+            if len(self._signals) > _MOST_BALLOTS:
+                self._signals.clear()
+            rows = np.zeros((layout.device_count, *ballot.shape), ballot.dtype)
+            rows[0] = ballot
+            self._signals[key] = jax.device_put(rows, layout.sharding)
+        return self._signals[key]
 
     def _filler(self, layout: Layout) -> jax.Array:
         if layout not in self._fillers:
@@ -115,7 +136,7 @@ class Dispatcher:
     def _wait_for_oldest(self) -> None:
         step, token = self._in_flight.popleft()
         try:
-            token.block_until_ready()
+            self._wait_for(token)
         except Exception as error:
             error.add_note(f"Raised on the devices by the run that led to step {step}.")
             raise

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from monsess.ballot import AHEAD
 from monsess.binding import move
 from monsess.coordinator import Coordinator
 from monsess.data import Input, Item
 from monsess.errors import StepDefinitionError
+from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
 from monsess.step_context import LeaveStepFn
@@ -23,12 +25,27 @@ class Feeding:
         prefetch: As in `Input`.
         remainder: As in `Input`.
         coord: Gives the coordinator of the session's threads, whose stop ends a wait for a batch.
+        job: The processes, each of which reads a shard.
     """
 
     def __init__(
-        self, data: Any, layout: Layout, prefetch: int, remainder: str, coord: Callable[[], Coordinator]
+        self, data: Any, layout: Layout, prefetch: int, remainder: str, coord: Callable[[], Coordinator], job: Job
     ) -> None:
-        self._input = None if data is None else Input(data, layout, prefetch=prefetch, remainder=remainder)
+        if job.process_count > 1:
+            prefetch = max(prefetch, AHEAD + 1)  # what this process vouches for has to be there
+        self._input = (
+            None
+            if data is None
+            else Input(
+                data,
+                layout,
+                prefetch=prefetch,
+                remainder=remainder,
+                process_index=job.process_index,
+                process_count=job.process_count,
+            )
+        )
+        self._job = job
         self._layout = layout
         self._remainder = remainder
         self._coord = coord
@@ -91,6 +108,12 @@ class Feeding:
             )
         return move(item, layout)
 
+    def ahead(self) -> int:
+        """How many batches surely follow the one that `next_batch` gave, at most `AHEAD`; without data that many."""
+        if self._input is None or self._job.process_count == 1:
+            return AHEAD
+        return self._input.ahead(AHEAD, self._look_at_threads)
+
     def consumed(self) -> None:
         """The batch that `next_batch` gave was dispatched."""
         assert self._input is not None
@@ -112,6 +135,7 @@ class Feeding:
             self._input.close()
 
     def _look_at_threads(self) -> None:
+        self._job.check()
         if self._coord().should_stop():
             raise _ThreadStoppedError("A thread has stopped the session while it waited for the input.")
 

@@ -273,7 +273,7 @@ class _EndWithoutBarrier:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # noqa: S110
+            except Exception:
                 pass
         os._exit(self._code or 1)
 

@@ -143,6 +143,24 @@ class Prefetcher:
             if check is not None:
                 check()
 
+    def ahead(self, count: int, check: Callable[[], None] | None = None) -> list[Entry]:
+        """Wait for the first ``count`` outcomes, fewer if the source ends or fails before; none if it was stopped.
+
+        Args:
+            count: At most the ``size`` of the prefetcher.
+            check: As in `wait`.
+        """
+        while True:
+            with self._changed:
+                if self._stopped:
+                    return []
+                over = self._finished or (self._entries and self._entries[-1].item is None)
+                if over or len(self._entries) >= count:
+                    return list(self._entries)[:count]
+                self._changed.wait(None if check is None else _CHECK_SECONDS)
+            if check is not None:
+                check()
+
     def pop(self) -> None:
         """Drop the first outcome, so that there is room for another one."""
         with self._changed:

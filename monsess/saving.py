@@ -50,6 +50,7 @@ class Saving:
         options: How to save and restore.
         keep: Which checkpoints to keep.
         on_commit: Called, in the training thread, for each new commit.
+        chief: Whether this process writes; another one only keeps step with it.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Saving:
         options: CheckpointOptions,
         keep: Retention,
         on_commit: Callable[[], None],
+        chief: bool = True,
     ) -> None:
+        self._chief = chief
         self.store = None if url is None else CheckpointStore(url, storage_options)
         self.run_id = uuid.uuid4().hex[:12]
         self.attempt = uuid.uuid4().hex[:8]
         self._began = round(clock.wall(), 3)  # the lineage
-        self._ownership = None if self.store is None else Ownership(self.store, attempt=self.attempt)
+        self._ownership = None if self.store is None or not chief else Ownership(self.store, attempt=self.attempt)
         self._not_owned: StorageError | None = None  # why the directory could not be taken
         self._options = options
         self._keep = keep
@@ -133,7 +136,7 @@ class Saving:
     def start(self, state: Any, restored: Restored | None) -> None:
         """Take note of the state at the start, whose leaves and infinities later saves are measured against."""
         self._taken = self._committed = None if restored is None else restored.step
-        if self.store is None:
+        if self.store is None or not self._chief:
             return
         specs = describe(on_first_device(state))
         if restored is not None:
@@ -152,7 +155,7 @@ class Saving:
 
     def open_for_writing(self) -> None:
         """Show that the store can be written, and get ready to save."""
-        if self.store is None or self._saver is not None:
+        if self.store is None or self._saver is not None or not self._chief:
             return
         assert self._ownership is not None
         if self._not_owned is not None:
@@ -200,6 +203,10 @@ class Saving:
         step = session.global_step
         if self.store is None or self._taken == step:
             return
+        if not self._chief:
+            point()
+            self._taken = step
+            return
         self.open_for_writing()
         assert self._saver is not None
         for listener in self._listeners:
@@ -228,6 +235,8 @@ class Saving:
             return
         step = session.global_step
         self.save(session, point, final=True)
+        if not self._chief:
+            return
         self._wait(session)
         if self._saver is not None and self._committed != step:
             self._refuse_skipped(step)
@@ -236,6 +245,18 @@ class Saving:
             self._wait(session)
             if self._committed != step:
                 raise SaveError(f"Step {step} was handed over to be saved, but was not committed.")
+
+    def follow(self, step: int) -> None:
+        """On another process than the chief: note that it has committed ``step``."""
+        self._committed = step
+
+    def lineage(self) -> dict[str, Any]:
+        """Which run this is, for the other processes."""
+        return {"run_id": self.run_id, "began": self._began}
+
+    def join_lineage(self, run_id: str, began: float) -> None:
+        """On another process than the chief: be of its run."""
+        self.run_id, self._began = run_id, began
 
     def settle(self, session: MonitoredSession) -> None:
         """Wait for saves in flight and tell of them: a recovery restores the newest, which may be on its way."""
@@ -269,7 +290,7 @@ class Saving:
             for listener in self._listeners:
                 if _told(listener, "after_save", session, step):
                     logger.info("A CheckpointSaverListener requested that training be stopped. listener: %r", listener)
-                    session.request_stop("a CheckpointSaverListener asked for it", everywhere=True)
+                    session.request_stop("a CheckpointSaverListener asked for it", session.process_count == 1)
 
     def _note_commit(self, step: int) -> None:
         assert self.store is not None

@@ -24,11 +24,13 @@ import jax
 import jax.numpy as jnp
 
 from monsess import clock
-from monsess.agreement import Agreement, StopReason
+from monsess.agreement import StopReason
 from monsess.announce import announce_end, announce_start
 from monsess.binding import bind, merge_feeds, wants_data
 from monsess.checkpoint import CheckpointOptions, Retention
+from monsess.checkpoint.restore import Restored
 from monsess.coordinator import Coordinator
+from monsess.data import Item
 from monsess.dispatch import Dispatcher, Outcome
 from monsess.errors import (
     EndOfData,
@@ -41,6 +43,7 @@ from monsess.feeding import Feeding
 from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
 from monsess.initial_state import initial_state
+from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
 from monsess.placement import ReplicaCheck, on_first_device, place
@@ -48,6 +51,7 @@ from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names
 from monsess.scaffold import Scaffold
+from monsess.shared_state import receive_state, send_state
 from monsess.step import Step
 from monsess.step_context import StepContext
 from monsess.stopping import Stopping
@@ -85,14 +89,16 @@ class MonitoredSession:
         feeds = merge_feeds(requests) if requests else {}
         takes_batch = self._feeding.has_data and step.kind == "train" and wants_data(step, len(args), feeds)
         layout = self._dispatcher.layout_for(step, self._layout)
-        item = self._feeding.next_batch(layout) if takes_batch else None
+        item = self._next_batch(layout) if takes_batch else None
         call = bind(step, args, feeds, layout, item, self._remainder)
 
-        outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run)
+        ballot = self._job.ballot(step, call, self._feeding.ahead())
+        outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run, ballot)
         if item is not None:
             self._feeding.consumed()
         if step.kind == "train":
             self._advance(step, outcome, handed_over=bool(args))
+        self._job.sent(item is not None, outcome.told, self._global_step)
         self._watches.run_through(self._dispatcher.finished_step)
 
         context.global_step = self._global_step
@@ -119,10 +125,12 @@ class MonitoredSession:
         check_replicas: bool,
         stop_grace_period_secs: float,
         recovery: Recovery,
+        job: Job,
     ) -> None:
+        self._job = job
         self.checkpoint_dir = checkpoint_dir
         self.max_in_flight = max_in_flight
-        self._agreement = Agreement()
+        self._agreement = job.agreement
         self._stopping = Stopping(self._agreement)
         self._scaffold = scaffold
         self._hooks = HookRunner(hooks, chief_only_hooks)
@@ -134,12 +142,15 @@ class MonitoredSession:
         self._allow_reinit = recovery.allow_reinit
         self._layout = Layout(jax.local_devices())
         self._replicas = ReplicaCheck()
-        self._dispatcher = Dispatcher(self._layout, self._agreement, max_in_flight)
+        self._dispatcher = Dispatcher(self._layout, max_in_flight, job.wait_for)
         self._fetcher = Fetcher()
         self._watches = Watches()
         self._coord = Coordinator(clean_stop_exception_types=())
-        self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress())
-        self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord)
+        self._saving = Saving(
+            checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress(), job.is_chief
+        )
+        self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord, job)
+        self._saves = 0  # counted alike on all processes
 
         self._global_step = 0
         self._steps_run = 0
@@ -167,6 +178,7 @@ class MonitoredSession:
         self._started = clock.monotonic()
         self._save_seconds = 0.0
 
+        job.start()
         try:
             self._stopping.at_end_of_data(self._hooks.begin())
             self._hook_states_at_begin = self._hooks.state_dicts()
@@ -280,8 +292,8 @@ class MonitoredSession:
         if not self._in_call:
             self._stopping.take_up()
         if reported is not None:
-            self._stopping.request(StopReason("ERROR", _shown(reported), "a thread"))
-        if not self.stop_requested and self._feeding.ended():
+            self._stopping.request(StopReason("ERROR", _shown(reported), "a thread"), everywhere=True)
+        if not self.stop_requested and self._data_ended():
             self._stopping.at_end_of_data(EndOfData())
         if self._stopping.reason is None and self._coord.requested_exception is not None and not self._in_call:
             return self.should_stop()  # a thread has failed just now
@@ -376,7 +388,13 @@ class MonitoredSession:
     @property
     def stop_requested(self) -> bool:
         """Whether a stop was agreed on or asked for by a thread; unlike `should_stop` it never waits."""
-        return self._stopping.reason is not None or self._coord.should_stop()
+        if self._stopping.reason is not None:
+            return True
+        if self.process_count > 1 and self._coord.requested_exception is None:
+            if self._coord.should_stop():  # one process's wish: all have to hear of it
+                self._agreement.want_stop(StopReason("REQUESTED", by="a thread"))
+            return False
+        return self._coord.should_stop()
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -447,22 +465,15 @@ class MonitoredSession:
             self._stopping.roll_back()
             self._agreement.save_taken()  # what was to be saved is rolled back; what is restored is saved
             self._dispatcher.abandon()
-        # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
-        restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
-        if restored is None and self.recoveries and not self._allow_reinit:
-            where = "Pass checkpoint_dir=" if self._saving.store is None else "Save more often"
-            raise MonsessError(
-                f"There is no checkpoint to recover from yet. {where}, or allow starting again from step 0 with "
-                "Recovery(allow_reinit=True)."
-            )
-        state = initial_state(self._scaffold, restored, self._checkpoint_options)
+        self._job.doing("restoring or initialising the state")
+        restored, state = self._beginning() if self._job.is_chief else self._beginning_of_the_chief()
         step = 0 if restored is None else restored.step
         self._warn_of_lost_batches(step)
         self._global_step = step
         self._restored_from = None if restored is None else step
         url = None if self._saving.store is None else self._saving.store.url
         announce_start(self.run_id, self._restored_from, self._layout.device_count, self.process_count, url)
-        self._dispatcher.put_state(place(state, self._layout), self._layout, step)
+        self._dispatcher.put_state(state, self._layout, step)
         self._leaf_names = leaf_names(self.state)
         self._watches.clear()
         self._checked_first_step = False
@@ -477,7 +488,31 @@ class MonitoredSession:
         if restored is not None or self.recoveries:
             self._hooks.load_state_dicts(stored)
         self._stopping.at_end_of_data(self._hooks.after_create_session(self, self._coord))
+        self._job.begin(self._feeding.ahead())
         self._stopping.look_at_limit(step)
+
+    def _beginning(self) -> tuple[Restored | None, Any]:
+        """The checkpoint to begin with, if any, and the placed state; the chief gives them to all."""
+        # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
+        restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
+        if restored is None and self.recoveries and not self._allow_reinit:
+            where = "Pass checkpoint_dir=" if self._saving.store is None else "Save more often"
+            raise MonsessError(
+                f"There is no checkpoint to recover from yet. {where}, or allow starting again from step 0 with "
+                "Recovery(allow_reinit=True)."
+            )
+        state = place(initial_state(self._scaffold, restored, self._checkpoint_options), self._layout)
+        if self.process_count > 1:
+            session = None if restored is None else {name: restored.session.get(name) for name in ("hooks", "input")}
+            about = {"step": None if restored is None else restored.step, "session": session, **self._saving.lineage()}
+            send_state(self._job, on_first_device(state), about)
+        return restored, state
+
+    def _beginning_of_the_chief(self) -> tuple[Restored | None, Any]:
+        about, received = receive_state(self._job)
+        self._saving.join_lineage(about["run_id"], about["began"])
+        state = initial_state(self._scaffold, received, CheckpointOptions())
+        return (None if about["step"] is None else received), place(state, self._layout)
 
     # ---- during the loop
 
@@ -564,15 +599,31 @@ class MonitoredSession:
             self._saving.save(self, self._save_point)
             self._save_seconds += clock.monotonic() - start
 
+    def _next_batch(self, layout: Layout) -> Item:
+        if self._job.data_ended:
+            raise EndOfData("The training input of some process has ended; no process takes a further batch.")
+        return self._feeding.next_batch(layout)
+
+    def _data_ended(self) -> bool:
+        """Whether there is no further batch, for this process or for another one."""
+        return self._feeding.has_data and (self._job.data_ended if self.process_count > 1 else self._feeding.ended())
+
     def _save_point(self) -> SavePoint:
         """Everything that a resumed run needs, as of this step."""
         step, state, names = self._global_step, self._dispatcher.state, self._leaf_names
         hashes = self._replicas.dispatch(state, self._dispatcher.state_layout) if self._check_replicas else None
         content = {"hooks": self._hooks.state_dicts(), "input": self._feeding.position()}
+        number, self._saves = self._saves, self._saves + 1
+        self._job.hand_in(number, content["input"])
+        vouch = self._job.vouch()
 
         def gate() -> None:
             self._watches.run_through(step)
             self._replicas.check(hashes, names, step)
+            vouch()
+            positions = self._job.handed_in(number)
+            if positions is not None:
+                content["input"] = positions
 
         return SavePoint(state, content, self._ranked_values(), gate)
 
@@ -634,7 +685,9 @@ class MonitoredSession:
                 raise self._coord.requested_exception
             self._require_whole()
             self._dispatcher.wait()
+            self._job.settle()
             self._watches.run_through(float("inf"))
+            self._job.leave(self._global_step)
             if self._unsaved_auxiliary:
                 raise MonsessError(
                     "The session ends after an auxiliary update (steps_per_run=0) that no counted step followed, so "
@@ -643,10 +696,14 @@ class MonitoredSession:
                 )
             if self._stopping.reason is None:
                 by_thread = self._coord.should_stop()
-                self._stopping.request(StopReason("REQUESTED", by="a thread") if by_thread else StopReason.BODY_LEFT)
+                reason = StopReason("REQUESTED", by="a thread") if by_thread else StopReason.BODY_LEFT
+                self._stopping.request(reason, everywhere=True)
             start = clock.monotonic()
             self._phase = "closing"
+            self._job.doing("saving the final step")
             self._saving.finish(self, self._save_point)
+            if self._saving.store is not None:
+                self._saving.follow(self._job.decided("the final commit", lambda: self._saving.last_committed))
             self._save_seconds += clock.monotonic() - start
         except BaseException as error:
             self._leave_with_error(error)
@@ -658,6 +715,10 @@ class MonitoredSession:
                 self._stop_threads(self._grace)
             if self._coord.requested_exception is not None:
                 raise self._coord.requested_exception
+            self._job.part()
+        except BaseException as error:
+            self._job.report(error)
+            raise
         finally:
             self._release()
 
@@ -673,7 +734,8 @@ class MonitoredSession:
     def _leave_with_error(self, error: BaseException) -> None:
         """The other end: hooks get on_error, saves in flight may finish, nothing new is saved."""
         self._phase = "closing"
-        self._stopping.request(StopReason("ERROR", _shown(error)))
+        self._job.report(error)
+        self._stopping.request(StopReason("ERROR", _shown(error)), everywhere=True)
         self._note_thread_error(error)
         self._coord.request_stop()
         try:
@@ -699,6 +761,7 @@ class MonitoredSession:
         _open_sessions.discard(self)
         self._feeding.close()
         self._saving.close()
+        self._job.close()
         seconds, last = clock.monotonic() - self._started, self._saving.last_committed
         announce_end(self.run_id, self._steps_run, seconds, self._global_step, self._stopping.reason, last)
 

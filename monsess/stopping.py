@@ -49,7 +49,7 @@ class Stopping:
         """Stop because the input, or whoever raised ``end``, has ended; a step function that is left did so itself."""
         if end is not None and not isinstance(end, LeaveStepFn):
             self._ended = True
-            self.request(StopReason("END_OF_DATA", str(end)))
+            self.request(StopReason("END_OF_DATA", str(end)), everywhere=True)  # whoever meets it leaves the loop
 
     def roll_back(self) -> None:
         """At a recovery: what follows from step and input is found anew; a request waits for the repeated run."""

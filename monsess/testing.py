@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monsess import clock as _clock
+from monsess import emulation
 from monsess.errors import ClusterError
 from monsess.faulty.faults import Faults as Faults
 from monsess.faulty.operations import Operation as Operation
@@ -52,14 +52,8 @@ def emulate_devices(count: int) -> None:
         raise ValueError(f"emulate_devices needs a positive integer, found {count!r}.")
     import jax
 
-    flags = os.environ.get("XLA_FLAGS", "")
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags).strip()
-    for flag, seconds in (
-        ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", 60),
-        ("--xla_cpu_collective_call_terminate_timeout_seconds", 300),
-    ):
-        if flag not in flags:
-            flags = f"{flags} {flag}={seconds}".strip()
+    found = emulation.environment(count, os.environ)
+    found["XLA_FLAGS"] = emulation.flags(os.environ.get("XLA_FLAGS", ""))  # children choose their own number
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
@@ -68,9 +62,7 @@ def emulate_devices(count: int) -> None:
             "fixed. Call it at the top of the script, before the first array is made."
         ) from error
     jax.config.update("jax_platforms", "cpu")
-    os.environ["XLA_FLAGS"] = flags
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("PJRT_NPROC", str(max(16, 2 * count)))
+    os.environ.update(found)
 
 
 class FakeClock:

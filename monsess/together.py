@@ -96,13 +96,29 @@ class ClusterAgreement(Agreement):
         while self._pending:
             self._read()
 
+    def confirm(self, number: int) -> None:
+        """Make sure that the processes did the same up to dispatch ``number``; from the thread that writes.
+
+        Raises:
+            ProcessesDivergedError: They did not.
+        """
+        for entry in list(self._pending):
+            if entry[0] <= number:
+                self._tally(entry)
+
     @property
     def data_ended(self) -> bool:
         """Whether some process has no further batch, so that nobody takes one."""
         return self._data_limit is not None and self._consumed >= self._data_limit
 
     def _read(self) -> None:
-        number, fingerprint, consumed, total = self._pending.popleft()
+        entry = self._pending[0]
+        tally = self._tally(entry)
+        self._pending.popleft()  # only now: until it was read, the thread that writes reads it itself
+        self._conclude(tally, entry[2])
+
+    def _tally(self, entry: tuple[int, int, int, Any]) -> Tally:
+        number, fingerprint, _, total = entry
         self._wait_for(total)
         tally = count(np.asarray(total), fingerprint, self.process_count)
         if not tally.same_program:
@@ -111,7 +127,7 @@ class ClusterAgreement(Agreement):
                 f"{self.process_index} did. Every train step, eval step and run_without_hooks has to be called by all "
                 "processes, in the same order and with batches of the same shape; nothing is saved after this."
             )
-        self._conclude(tally, consumed)
+        return tally
 
     def _conclude(self, tally: Tally, consumed: int) -> None:
         if tally.batches < AHEAD:

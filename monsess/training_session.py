@@ -13,6 +13,7 @@ import jax
 from monsess.checkpoint import CheckpointOptions, KeepLast, Retention
 from monsess.errors import ClusterError
 from monsess.hook import check_hooks
+from monsess.job import the_job
 from monsess.log import logger
 from monsess.recovery import Recovery
 from monsess.scaffold import Scaffold
@@ -154,6 +155,7 @@ def MonitoredTrainingSession(
     user_hooks = check_hooks(hooks)
     chief_hooks = check_hooks(chief_only_hooks, "chief_only_hooks")
     defaults = _default_hooks(directory, save_secs, save_steps, log_steps, chief_hooks + user_hooks)
+    options = CheckpointOptions() if checkpoint is None else checkpoint
     return MonitoredSession(
         scaffold=(scaffold or Scaffold(init_fn)).finalize(),
         hooks=defaults + chief_hooks + user_hooks,
@@ -162,13 +164,14 @@ def MonitoredTrainingSession(
         checkpoint_dir=directory,
         storage_options=storage_options,
         keep=KeepLast(5) if keep is None else keep,
-        checkpoint=CheckpointOptions() if checkpoint is None else checkpoint,
+        checkpoint=options,
         prefetch=2 if prefetch is None else check_steps("prefetch", prefetch, at_least=0),
         remainder=remainder,
         max_in_flight=check_steps("max_in_flight", max_in_flight),
         check_replicas=check_replicas,
         stop_grace_period_secs=check_secs("stop_grace_period_secs", stop_grace_period_secs),
         recovery=Recovery() if recovery is None else recovery,
+        job=the_job(max_wait_secs, failure_timeout_secs, stall_timeout_secs, options.save_timeout_secs),
     )
 
 
@@ -238,12 +241,10 @@ def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:
 
 
 def _check_cluster(master: str, is_chief: bool | None) -> None:
-    if jax.process_count() > 1:
-        raise ClusterError(
-            f"Found {jax.process_count()} processes; this version of monsess trains with one process and all its local "
-            "devices. Start a single process."
-        )
     if master:
         raise ValueError(f"master={master!r}: monsess has no remote master; leave it empty. The cluster is JAX's.")
-    if is_chief is False:
-        raise ClusterError("is_chief=False, but this is the only process, and process 0 is the chief. Leave it out.")
+    if is_chief is not None and bool(is_chief) != (jax.process_index() == 0):
+        raise ClusterError(
+            f"is_chief={is_chief}, but this is process {jax.process_index()} of {jax.process_count()}, and the chief is "
+            "process 0. Leave it out."
+        )

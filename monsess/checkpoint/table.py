@@ -45,19 +45,7 @@ def pack(specs: Sequence[LeafSpec], values: Sequence[Any]) -> tuple[list[dict[st
     shown: list[Any] = []
     names = [".".join(spec.keys) for spec in specs]
     unclear = _unclear(names)
-    for spec, name, value in zip(specs, names, values, strict=True):
-        row: dict[str, Any] = {
-            "path": spec.path,
-            "keys": list(spec.keys),
-            "nodes": spec.nodes,
-            "kind": spec.kind,
-            "shape": list(spec.shape),
-            "dtype": spec.dtype,
-        }
-        if spec.key_impl is not None:
-            row["key_impl"] = spec.key_impl
-        if spec.finite is not None:
-            row["finite"] = spec.finite
+    for spec, row, name, value in zip(specs, specs_as_json(specs), names, values, strict=True):
         fits = name not in unclear
         if spec.kind == "python":
             row["value"] = _encode_python(value)
@@ -71,6 +59,26 @@ def pack(specs: Sequence[LeafSpec], values: Sequence[Any]) -> tuple[list[dict[st
         shown.append(value if fits else None)
     empties = specs.empties if isinstance(specs, LeafTable) else ()
     return rows, nest(specs, shown, empties)
+
+
+def specs_as_json(specs: Sequence[LeafSpec]) -> list[dict[str, Any]]:
+    """The rows of the leaf table without values, which `unpack_specs` reads."""
+    rows: list[dict[str, Any]] = []
+    for spec in specs:
+        row: dict[str, Any] = {
+            "path": spec.path,
+            "keys": list(spec.keys),
+            "nodes": spec.nodes,
+            "kind": spec.kind,
+            "shape": list(spec.shape),
+            "dtype": spec.dtype,
+        }
+        if spec.key_impl is not None:
+            row["key_impl"] = spec.key_impl
+        if spec.finite is not None:
+            row["finite"] = spec.finite
+        rows.append(row)
+    return rows
 
 
 def unpack_specs(session: Mapping[str, Any]) -> LeafTable:

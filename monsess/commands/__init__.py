@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NamedTuple, NoReturn, Protocol, cast
 
+import jax
+
 from monsess.commands.console import Console
 from monsess.commands.options import OPTIONS_VARIABLE, Parser, UsageError, storage_options
 from monsess.errors import MonsessError, StorageError
@@ -42,16 +44,19 @@ class Command(NamedTuple):
         module: Its module in this package, which has ``configure(parser)`` and ``run(args, console) -> status``.
         summary: One line for ``monsess --help``.
         example: What stands behind ``monsess NAME URL`` in a call that does something; tests go through all of them.
+        takes_url: Whether it looks after a checkpoint directory.
     """
 
     name: str
     module: str
     summary: str
     example: tuple[str, ...] = ()
+    takes_url: bool = True
 
 
 #: tuple[Command, ...]: all subcommands, in the order of ``monsess --help``.
 COMMANDS = (
+    Command("run", "run", "run a script as several processes on this machine, with restarts", takes_url=False),
     Command("ls", "ls", "list the steps of a checkpoint directory"),
     Command("show", "show", "what one step holds: leaves, hooks, input position, versions", ("newest",)),
     Command("verify", "verify", "read every byte of steps and compare it with what was committed", ("--all",)),
@@ -74,7 +79,7 @@ def parser() -> Parser:
 
     top = Parser(
         prog="monsess",
-        description="Look after checkpoint directories, without a session and without a device.",
+        description="Run training on several processes; look after checkpoint directories, without a device.",
         epilog="Exit status: 0 yes or done, 1 the answer is no, 2 called wrongly, 3 the store could not be looked at. "
         f"Credentials: --storage-options FILE, or JSON in {OPTIONS_VARIABLE}; never on a command line.",
         allow_abbrev=False,
@@ -154,10 +159,9 @@ def _module(command: Command) -> _Module:
 
 
 def _as_a_program() -> None:
-    # No command computes anything on a device, and a GPU may well be in use by the run that is looked at.
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    if (jax := sys.modules.get("jax")) is not None:
-        jax.config.update("jax_platforms", "cpu")
+    # No command computes anything on a device, and a GPU may well be in use by the run that is looked at. The
+    # environment stays as it is: `monsess run` hands it on.
+    jax.config.update("jax_platforms", "cpu")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

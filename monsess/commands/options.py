@@ -98,6 +98,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """The type of an argument: a whole number from 0 on."""
+    if not _STEP.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {mask(text)!r}")
+    return int(text)
+
+
 def resolve(store: CheckpointStore, wanted: int | str) -> int:
     """The number of the wanted step; the newest committed one is looked up.
 

@@ -1,0 +1,267 @@
+"""The processes of a job as one session sees them: alone, or several that decide together and watch each other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from monsess.agreement import Agreement
+from monsess.ballot import AHEAD, fingerprint_of
+from monsess.binding import Call
+from monsess.channel import Channel
+from monsess.errors import LeftAloneError
+from monsess.peers import Peers
+from monsess.step import Step
+from monsess.together import ClusterAgreement
+
+_PART_BYTES = 32 << 20
+
+
+class Job:
+    """A job of this process alone: what it decides is decided, and nobody has to be waited for."""
+
+    process_index: int = 0
+    process_count: int = 1
+
+    def __init__(self) -> None:
+        self.agreement: Agreement = Agreement()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return self.process_index == 0
+
+    @property
+    def data_ended(self) -> bool:
+        """Whether some process has no further batch."""
+        return False
+
+    def start(self) -> None:
+        """Begin to watch the others."""
+
+    def check(self) -> None:
+        """Raise what is known about the others, if anything."""
+
+    def doing(self, what: str) -> None:
+        """Note what this process does, for the others' messages."""
+
+    def wait_for(self, value: Any) -> None:
+        """Wait for a value of the device."""
+        value.block_until_ready()
+
+    def decided(self, what: str, decide: Callable[[], Any]) -> Any:
+        """What the chief decides, on all processes.
+
+        Args:
+            what: In words.
+            decide: Called on the chief only; returns something JSON-able.
+        """
+        return decide()
+
+    def gathered(self, what: str, value: Any) -> list[Any]:
+        """A JSON-able value of each process, on all of them, in the order of the processes."""
+        return [value]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """The chief's bytes, on all processes."""
+        assert data is not None
+        return data
+
+    def begin(self, batches: int) -> None:
+        """Tell how many batches, at most `AHEAD`, this process surely has before the first dispatch."""
+
+    def ballot(self, step: Step, call: Call, batches: int) -> np.ndarray | None:
+        """What the next dispatch carries, int32 ``[slots]``; None alone."""
+        return None
+
+    def sent(self, took_batch: bool, total: Any, step_after: int) -> None:
+        """A program was dispatched."""
+
+    def settle(self) -> None:
+        """Hear the last wishes of all processes."""
+
+    def hand_in(self, number: int, value: Any) -> None:
+        """Give the chief a JSON-able value for its save ``number``."""
+
+    def handed_in(self, number: int) -> list[Any] | None:
+        """The chief's writer thread: what all processes gave for save ``number``; None alone."""
+        return None
+
+    def vouch(self) -> Callable[[], None]:
+        """A function that the writer thread calls before a commit: raises unless all processes did the same so far."""
+        return _nothing
+
+    def leave(self, step: int) -> None:
+        """The loop was left after ``step``; all processes have to leave it there."""
+
+    def part(self) -> None:
+        """The session has ended here; wait until it has on all processes."""
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others that this process fails."""
+
+    def close(self) -> None:
+        """Stop watching."""
+
+
+def _nothing() -> None:
+    pass
+
+
+class ClusterJob(Job):
+    """A job of several processes that have joined through `jax.distributed`.
+
+    Args:
+        max_wait_secs: How long the others wait for the chief's initialised or restored state.
+        failure_secs: From any failure to the end of this process.
+        stall_secs: How long a peer may keep the others waiting.
+        save_secs: How long the others wait for the chief's final commit.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, max_wait_secs: float, failure_secs: float, stall_secs: float, save_secs: float) -> None:
+        self._channel = Channel(f"session{next(ClusterJob._numbers)}")
+        self.process_index = self._channel.index
+        self.process_count = self._channel.count
+        self._limit = max_wait_secs
+        self._stall_secs = stall_secs
+        self._save_secs = save_secs
+        self._peers = Peers(self._channel, failure_secs, stall_secs)
+        self._together = ClusterAgreement(self.process_index, self.process_count, self._peers.wait_for)
+        self.agreement = self._together
+        self._questions = itertools.count()
+        self._fingerprint = 0
+        self._programs: dict[Any, int] = {}
+
+    @property
+    def data_ended(self) -> bool:
+        """Whether some process has no further batch."""
+        return self._together.data_ended
+
+    def start(self) -> None:
+        """Begin to watch the others."""
+        self._peers.start()
+
+    def check(self) -> None:
+        """Raise what is known about the others, if anything."""
+        self._peers.check()
+
+    def doing(self, what: str) -> None:
+        """Note what this process does, for the others' messages."""
+        self._peers.progress.doing = what
+
+    def wait_for(self, value: Any) -> None:
+        """Wait for a value of the device, as long as the others are there to compute it."""
+        self._peers.wait_for(value)
+
+    def decided(self, what: str, decide: Callable[[], Any]) -> Any:
+        """What the chief decides, on all processes."""
+        key = f"{next(self._questions)} {what}"
+        if self.is_chief:
+            value = decide()
+            self._channel.tell(key, json.dumps(value))
+            return value
+        return json.loads(self._channel.hear(key, self._limit, self.check))
+
+    def gathered(self, what: str, value: Any) -> list[Any]:
+        """A value of each process, on all of them."""
+        key = f"{next(self._questions)} {what}"
+        return [json.loads(one) for one in self._channel.gather(key, json.dumps(value), self._limit, self.check)]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """The chief's bytes, on all processes, through the devices, as bytes: nothing is rounded or narrowed."""
+        from jax.experimental import multihost_utils
+
+        size = self.decided("size of the state", lambda: len(data or b""))
+        whole = np.zeros(size, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        parts = []
+        for begin in range(0, size, _PART_BYTES):
+            self.check()
+            parts.append(np.asarray(multihost_utils.broadcast_one_to_all(whole[begin : begin + _PART_BYTES])))
+        return b"".join(part.tobytes() for part in parts)
+
+    def begin(self, batches: int) -> None:
+        """Exchange how many batches each process surely has."""
+        self._together.begin(self.gathered("batches at the start", min(batches, AHEAD)))
+
+    def ballot(self, step: Step, call: Call, batches: int) -> np.ndarray:
+        """What the next dispatch carries for this process."""
+        self._peers.check()
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((call.args, call.named)))
+        key = (step, shapes)
+        if key not in self._programs:
+            self._programs[key] = fingerprint_of(step.kind, step.name, step.engine, step.steps_per_run, shapes)
+        self._fingerprint = self._programs[key]
+        self._peers.dispatching(self._together.dispatched + 1, self._fingerprint)
+        return self._together.ballot(self._fingerprint, batches)
+
+    def sent(self, took_batch: bool, total: Any, step_after: int) -> None:
+        """A program was dispatched: act on what was agreed earlier."""
+        self._peers.progress.step = step_after
+        self._together.sent(self._fingerprint, took_batch, total)
+
+    def settle(self) -> None:
+        """Hear the last wishes of all processes."""
+        self._together.settle()
+
+    def hand_in(self, number: int, value: Any) -> None:
+        """Give the chief a value for its save ``number``."""
+        self._channel.post(f"save/{number}/{self.process_index}", json.dumps(value))
+
+    def handed_in(self, number: int) -> list[Any]:
+        """What all processes gave for save ``number``."""
+        found = self._channel.collect(f"save/{number}", self._save_secs, self._peers.check)
+        self._channel.forget(f"save/{number - 8}")
+        return [json.loads(one) for one in found]
+
+    def vouch(self) -> Callable[[], None]:
+        """Before a commit: every program so far was the same on all processes, and all of them are there."""
+        number = self._together.dispatched
+
+        def confirm() -> None:
+            self._together.confirm(number)
+            self._peers.check()
+
+        return confirm
+
+    def leave(self, step: int) -> None:
+        """All processes have to leave the loop after the same step."""
+        self._peers.progress.doing = "leaving the loop"
+        self._peers.progress.left = True
+        dispatched = self._together.dispatched
+        key = f"{next(self._questions)} the end of the loop"
+        told = self._channel.gather(key, json.dumps([dispatched, step]), self._stall_secs, self.check)
+        ends = [json.loads(one) for one in told]
+        if any(one != ends[0] for one in ends):
+            steps = ", ".join(f"process {index}: step {at}" for index, (_, at) in enumerate(ends))
+            raise LeftAloneError(
+                f"The processes left the loop after different steps ({steps}). What ends the loop has to be the same "
+                "on all: ask with request_stop(), which all hear, instead of break. Nothing is saved at this end."
+            )
+
+    def part(self) -> None:
+        """Wait until the session has ended on all processes."""
+        self._peers.progress.doing = "ending"
+        key = f"{next(self._questions)} the end of the session"
+        self._channel.gather(key, "", self._stall_secs, self.check)
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others that this process fails."""
+        self._peers.report(error)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._peers.close()
+
+
+def the_job(max_wait_secs: float, failure_secs: float, stall_secs: float, save_secs: float) -> Job:
+    """The job that this process belongs to."""
+    if jax.process_count() == 1:
+        return Job()
+    return ClusterJob(max_wait_secs, failure_secs, stall_secs, save_secs)

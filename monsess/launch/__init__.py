@@ -1,0 +1,1 @@
+"""Starting the processes of a job: `monsess.launch.local` on one machine."""
