@@ -13,6 +13,7 @@ from monsess.checkpoint import Retention as Retention
 from monsess.checkpoint import StepRecord as StepRecord
 from monsess.checkpoint import latest_checkpoint as latest_checkpoint
 from monsess.checkpoint import load_checkpoint as load_checkpoint
+from monsess.cluster_spec import ClusterSpec as ClusterSpec
 from monsess.coordinator import Coordinator as Coordinator
 from monsess.coordinator import LooperThread as LooperThread
 from monsess.data import repeat as repeat
@@ -57,8 +58,10 @@ from monsess.optim import DistributedOptimizer as DistributedOptimizer
 from monsess.optim import linear_scaled_lr as linear_scaled_lr
 from monsess.recovery import Recovery as Recovery
 from monsess.scaffold import Scaffold as Scaffold
+from monsess.server import Server as Server
 from monsess.session import MonitoredSession as MonitoredSession
 from monsess.session import StepContext as StepContext
+from monsess.signals import request_preemption as request_preemption
 from monsess.spmd import masked_mean as masked_mean
 from monsess.spmd import per_device_key as per_device_key
 from monsess.step import eval_step as eval_step
@@ -75,6 +78,7 @@ __all__ = [
     "CheckpointSaverListener",
     "CheckpointStore",
     "ClusterError",
+    "ClusterSpec",
     "Coordinator",
     "DamagedCheckpointError",
     "DirectoryInUseError",
@@ -108,6 +112,7 @@ __all__ = [
     "SaveError",
     "Scaffold",
     "SecondOrStepTimer",
+    "Server",
     "SessionClosedError",
     "SessionRunArgs",
     "SessionRunContext",
@@ -131,6 +136,7 @@ __all__ = [
     "masked_mean",
     "per_device_key",
     "repeat",
+    "request_preemption",
     "testing",
     "train_step",
 ]

@@ -7,6 +7,7 @@ through here and nothing in the session looks at a hook's wish directly.
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import ClassVar, final
 
@@ -95,6 +96,8 @@ class Agreement:
         self._lock = threading.Lock()
         self._stop: StopReason | None = None
         self._save = False
+        #: int | None: the signal that preempts the job, once that is decided.
+        self.signal: int | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -111,6 +114,14 @@ class Agreement:
         with self._lock:
             if reason.outranks(self._stop):
                 self._stop = reason
+
+    def want_preemption(self, number: int) -> None:
+        """Wish for a stop because the signal ``number`` asks for it."""
+        self._preempted(number)
+
+    def _preempted(self, number: int, by: str = "") -> None:
+        self.signal = number
+        Agreement.want_stop(self, StopReason("PREEMPTED", f"{signal.Signals(number).name} received", by))
 
     def withdraw_stop(self) -> StopReason | None:
         """Forget the agreed stop, because the run in which it was agreed on is rolled back, and return it."""

@@ -18,7 +18,7 @@ LAG = 2
 AHEAD = LAG + 1
 
 _REASONS = ("ERROR", "LAST_STEP", "END_OF_DATA", "EARLY_STOPPING", "REQUESTED", "PREEMPTED", "BODY_LEFT")
-_FINGERPRINT, _SAVE, _WHO, _STOP = 0, 1, 2, 3
+_FINGERPRINT, _SAVE, _WHO, _INTERRUPT, _STOP = range(5)
 _BATCHES = _STOP + len(_REASONS)
 #: Length of the vector.
 SLOTS = _BATCHES + AHEAD + 1
@@ -33,12 +33,14 @@ class Ballot:
         stop: Name of the `StopReason` that it wishes for, or None.
         save: Whether it wishes for a checkpoint.
         batches: How many batches it surely has after this dispatch, at most `AHEAD`.
+        interrupted: Whether it was Ctrl-C that preempts it.
     """
 
     fingerprint: int
     stop: str | None = None
     save: bool = False
     batches: int = AHEAD
+    interrupted: bool = False
 
     def encode(self, process_index: int) -> np.ndarray:
         """The vector, int32 ``[SLOTS]``.
@@ -49,6 +51,7 @@ class Ballot:
         vector = np.zeros(SLOTS, np.int32)
         vector[_FINGERPRINT] = np.uint32(self.fingerprint).astype(np.int32)
         vector[_SAVE] = self.save
+        vector[_INTERRUPT] = self.interrupted
         if self.stop is not None:
             vector[_STOP + _REASONS.index(self.stop)] = 1
             vector[_WHO] = process_index
@@ -66,6 +69,7 @@ class Tally:
         by: The process that wished for it, where it was one alone.
         save: Whether anybody wished for a checkpoint.
         batches: The smallest number of batches that anybody surely had, at most `AHEAD`.
+        interrupted: Whether anybody was preempted by Ctrl-C.
     """
 
     same_program: bool
@@ -73,6 +77,7 @@ class Tally:
     by: int | None
     save: bool
     batches: int
+    interrupted: bool
 
 
 def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
@@ -93,6 +98,7 @@ def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
         by=int(total[_WHO]) if int(votes.sum()) == 1 else None,
         save=bool(total[_SAVE]),
         batches=int(had[0]) if had.size else 0,
+        interrupted=bool(total[_INTERRUPT]),
     )
 
 

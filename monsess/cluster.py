@@ -29,7 +29,7 @@ class Expected:
     """The job that a process belongs to, as its surroundings tell.
 
     Args:
-        count: How many processes there are; None where only joining tells (Kubernetes). With 1 there is nothing to join.
+        count: How many processes there are; 1 leaves nothing to join, None is told by joining only (Kubernetes).
         index: Which one this is; process 0 is the chief.
         source: Who says so, for people.
         coordinator: ``host:port`` of process 0, or None where JAX finds it.
@@ -78,8 +78,8 @@ def expected(environ: Mapping[str, str] | None = None) -> Expected | None:
         ClusterError: The variables contradict themselves, are incomplete, or ask for parameter servers.
 
     Example:
-        >>> expected({"MONSESS_COORDINATOR": "127.0.0.1:4000", "MONSESS_PROCESS_ID": "1", "MONSESS_PROCESS_COUNT": "2"}).who
-        'process 1 of 2'
+        >>> expected({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'})
+        Expected(count=2, index=1, source='TF_CONFIG', coordinator='a:1', ...)
     """
     environ = os.environ if environ is None else environ
     for look in (_monsess_run, _tf_config, _slurm, _open_mpi, _kubernetes):
@@ -94,7 +94,7 @@ def expected(environ: Mapping[str, str] | None = None) -> Expected | None:
 def from_spec(spec: ClusterSpec, job: str | None, index: int | None, source: str) -> Expected:
     """The job that a `ClusterSpec` describes, as one of its tasks sees it.
 
-    The processes are counted through in this order: ``chief`` or ``master``, then the other jobs by name, each by index.
+    The processes are counted through: ``chief`` or ``master`` first, then the other jobs by name, each by index.
 
     Args:
         spec: The tasks; one job at least.

@@ -157,7 +157,9 @@ def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
     elif isinstance(tasks, (list, tuple)):
         pairs = list(enumerate(tasks))
     else:
-        raise TypeError(f"Job {job!r}: expected a list of addresses or a mapping from index to address, found {tasks!r}.")
+        raise TypeError(
+            f"Job {job!r}: expected a list of addresses or a mapping from index to address, found {tasks!r}."
+        )
     seen: set[int] = set()
     for key, address in pairs:
         index = _index(job, key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from monsess import clock
 from monsess.binding import Call
 from monsess.engine import Compiled, compile_step
+from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
 from monsess.placement import replicated
@@ -42,11 +42,11 @@ class Dispatcher:
     Args:
         layout: The devices that the state begins on.
         max_in_flight: Steps that may be dispatched and unfinished at once.
-        wait_for: Waits for a value of the device, and raises if its step will never end.
+        job: Waits for values of the device, and explains errors whose cause is another process.
     """
 
-    def __init__(self, layout: Layout, max_in_flight: int, wait_for: Callable[[Any], None]) -> None:
-        self._wait_for = wait_for
+    def __init__(self, layout: Layout, max_in_flight: int, job: Job) -> None:
+        self._job = job
         self._signals: dict[tuple[Layout, bytes], jax.Array] = {}
         self._max_in_flight = max_in_flight
         self._compiled: dict[Step, Compiled] = {}
@@ -95,7 +95,13 @@ class Dispatcher:
             self._compiled[step] = compile_step(step, layout)
         signals = None if ballot is None else self._placed(ballot, layout)
         filler = self._filler(layout) if signals is None and not call.args and not call.named else None
-        result = self._compiled[step](state, mapped=(signals, call.args, call.named, filler))
+        try:
+            result = self._compiled[step](state, mapped=(signals, call.args, call.named, filler))
+        except Exception as error:
+            explained = self._job.explained(error)
+            if explained is error:
+                raise
+            raise explained from error
         if step.kind == "train":
             self.state = result.state
         self._in_flight.append((step_after, result.nonfinite))
@@ -136,7 +142,7 @@ class Dispatcher:
     def _wait_for_oldest(self) -> None:
         step, token = self._in_flight.popleft()
         try:
-            self._wait_for(token)
+            self._job.wait_for(token)
         except Exception as error:
             error.add_note(f"Raised on the devices by the run that led to step {step}.")
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from monsess.agreement import StopReason
 from monsess.ballot import AHEAD
 from monsess.binding import move
 from monsess.coordinator import Coordinator
@@ -138,6 +139,8 @@ class Feeding:
         self._job.check()
         if self._coord().should_stop():
             raise _ThreadStoppedError("A thread has stopped the session while it waited for the input.")
+        if self._job.agreement.stop == StopReason.PREEMPTED:
+            raise _ThreadStoppedError("The job was preempted while it waited for the input.")
 
 
 class _ThreadStoppedError(LeaveStepFn):

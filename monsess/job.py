@@ -19,7 +19,8 @@ from monsess.peers import Peers
 from monsess.step import Step
 from monsess.together import ClusterAgreement
 
-_PART_BYTES = 32 << 20
+#: What the errors of a collective say whose other side is gone: Gloo's are a bare ValueError.
+_OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "UNAVAILABLE", "ABORTED")
 
 
 class Job:
@@ -75,11 +76,11 @@ class Job:
     def begin(self, batches: int) -> None:
         """Tell how many batches, at most `AHEAD`, this process surely has before the first dispatch."""
 
-    def ballot(self, step: Step, call: Call, batches: int) -> np.ndarray | None:
-        """What the next dispatch carries, int32 ``[slots]``; None alone."""
+    def ballot(self, step: Step, call: Call, batches: int, step_after: int) -> np.ndarray | None:
+        """What the next dispatch, which leads to ``step_after``, carries: int32 ``[slots]``; None alone."""
         return None
 
-    def sent(self, took_batch: bool, total: Any, step_after: int) -> None:
+    def sent(self, took_batch: bool, total: Any) -> None:
         """A program was dispatched."""
 
     def settle(self) -> None:
@@ -104,6 +105,13 @@ class Job:
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this process fails."""
+
+    def preempted(self, number: int) -> None:
+        """The signal ``number`` asks for a clean stop, which must not take for ever."""
+
+    def explained(self, error: Exception) -> BaseException:
+        """Who is behind an error of a step, where another process is."""
+        return error
 
     def close(self) -> None:
         """Stop watching."""
@@ -178,21 +186,19 @@ class ClusterJob(Job):
         """The chief's bytes, on all processes, through the devices, as bytes: nothing is rounded or narrowed."""
         from jax.experimental import multihost_utils
 
-        size = self.decided("size of the state", lambda: len(data or b""))
+        size = self.decided("a part of the state", lambda: len(data or b""))
         whole = np.zeros(size, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-        parts = []
-        for begin in range(0, size, _PART_BYTES):
-            self.check()
-            parts.append(np.asarray(multihost_utils.broadcast_one_to_all(whole[begin : begin + _PART_BYTES])))
-        return b"".join(part.tobytes() for part in parts)
+        return np.asarray(multihost_utils.broadcast_one_to_all(whole)).tobytes()
 
     def begin(self, batches: int) -> None:
         """Exchange how many batches each process surely has."""
         self._together.begin(self.gathered("batches at the start", min(batches, AHEAD)))
 
-    def ballot(self, step: Step, call: Call, batches: int) -> np.ndarray:
+    def ballot(self, step: Step, call: Call, batches: int, step_after: int) -> np.ndarray:
         """What the next dispatch carries for this process."""
         self._peers.check()
+        self._peers.progress.step = step_after
+        self._peers.progress.doing = f"running {step.name}"
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((call.args, call.named)))
         key = (step, shapes)
         if key not in self._programs:
@@ -201,9 +207,8 @@ class ClusterJob(Job):
         self._peers.dispatching(self._together.dispatched + 1, self._fingerprint)
         return self._together.ballot(self._fingerprint, batches)
 
-    def sent(self, took_batch: bool, total: Any, step_after: int) -> None:
+    def sent(self, took_batch: bool, total: Any) -> None:
         """A program was dispatched: act on what was agreed earlier."""
-        self._peers.progress.step = step_after
         self._together.sent(self._fingerprint, took_batch, total)
 
     def settle(self) -> None:
@@ -254,6 +259,15 @@ class ClusterJob(Job):
     def report(self, error: BaseException) -> None:
         """Tell the others that this process fails."""
         self._peers.report(error)
+
+    def preempted(self, number: int) -> None:
+        """A clean stop is asked for, which must not take for ever."""
+        self._peers.end_soon(128 + number)
+
+    def explained(self, error: Exception) -> BaseException:
+        """Who is behind an error of a step, where another process is."""
+        lost = isinstance(error, jax.errors.JaxRuntimeError) or any(word in str(error) for word in _OF_COLLECTIVES)
+        return self._peers.blame(error) if lost else error
 
     def close(self) -> None:
         """Stop watching."""

@@ -25,6 +25,7 @@ _BEAT_SECS = 0.25
 _SILENT_SECS = 4.0
 _RAISE_SECS = 2.0
 _LINGER_SECS = 3.0
+_PREEMPTION_SECS = 40.0
 _REMEMBERED = 64
 
 
@@ -64,6 +65,8 @@ class Peers:
         self._closed = threading.Event()
         self._programs: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._ends_at: float | None = None
+        self._give_up_at: float | None = None
+        self._give_up_code = 143
         self._beats: dict[int, tuple[int, float]] = {}  # of each peer: the newest beat, and when it was first seen
         self._moved = time.monotonic()
         self._seen: dict[int, Any] = {}
@@ -131,6 +134,12 @@ class Peers:
         record = {"process": self._channel.index, "step": self.progress.step, "error": _shown(error), "text": text}
         self._try(lambda: self._channel.post(f"failed/{self._channel.index}", json.dumps(record)))
 
+    def end_soon(self, code: int) -> None:
+        """A clean end has been asked for: end the process with ``code`` if it takes too long."""
+        if self._give_up_at is None:
+            self._give_up_at = time.monotonic() + _PREEMPTION_SECS
+            self._give_up_code = code
+
     def say_goodbye(self) -> None:
         """Before this process ends: process 0, which holds the coordination service, lets the others read first."""
         self._try(lambda: self._channel.post(f"gone/{self._channel.index}", ""))
@@ -166,9 +175,19 @@ class Peers:
 
     def _end_if_due(self) -> None:
         """End the process where the training thread does not."""
+        now = time.monotonic()
+        if self._give_up_at is not None and now > self._give_up_at and self._ends_at is None:
+            logger.error(
+                "process %d ends itself: the processes came to no common step within %g s of the signal (%s); the "
+                "newest checkpoint is the last periodic one",
+                self._channel.index,
+                _PREEMPTION_SECS,
+                self.progress.doing,
+            )
+            _end_without_barrier.arm(self, SystemExit(self._give_up_code))
+            _end_without_barrier()
         if self._ends_at is None:
             return
-        now = time.monotonic()
         stuck = not self._raised.is_set() and now > self._ends_at - 0.8 * self._failure_secs + _RAISE_SECS
         if stuck or now > self._ends_at:
             if self._trouble is not None and not self._raised.is_set():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import signal
 import sys
 import threading
 import weakref
@@ -52,6 +53,7 @@ from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names
 from monsess.scaffold import Scaffold
 from monsess.shared_state import receive_state, send_state
+from monsess.signals import EXIT_CODES, Signals
 from monsess.step import Step
 from monsess.step_context import StepContext
 from monsess.stopping import Stopping
@@ -92,13 +94,13 @@ class MonitoredSession:
         item = self._next_batch(layout) if takes_batch else None
         call = bind(step, args, feeds, layout, item, self._remainder)
 
-        ballot = self._job.ballot(step, call, self._feeding.ahead())
+        ballot = self._job.ballot(step, call, self._feeding.ahead(), self._global_step + step.steps_per_run)
         outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run, ballot)
         if item is not None:
             self._feeding.consumed()
         if step.kind == "train":
             self._advance(step, outcome, handed_over=bool(args))
-        self._job.sent(item is not None, outcome.told, self._global_step)
+        self._job.sent(item is not None, outcome.told)
         self._watches.run_through(self._dispatcher.finished_step)
 
         context.global_step = self._global_step
@@ -125,9 +127,12 @@ class MonitoredSession:
         check_replicas: bool,
         stop_grace_period_secs: float,
         recovery: Recovery,
+        on_preemption: str,
         job: Job,
     ) -> None:
         self._job = job
+        self._on_preemption = on_preemption
+        self._signals = Signals(self._preempt)
         self.checkpoint_dir = checkpoint_dir
         self.max_in_flight = max_in_flight
         self._agreement = job.agreement
@@ -142,7 +147,7 @@ class MonitoredSession:
         self._allow_reinit = recovery.allow_reinit
         self._layout = Layout(jax.local_devices())
         self._replicas = ReplicaCheck()
-        self._dispatcher = Dispatcher(self._layout, max_in_flight, job.wait_for)
+        self._dispatcher = Dispatcher(self._layout, max_in_flight, job)
         self._fetcher = Fetcher()
         self._watches = Watches()
         self._coord = Coordinator(clean_stop_exception_types=())
@@ -179,6 +184,7 @@ class MonitoredSession:
         self._save_seconds = 0.0
 
         job.start()
+        self._signals.install()
         try:
             self._stopping.at_end_of_data(self._hooks.begin())
             self._hook_states_at_begin = self._hooks.state_dicts()
@@ -599,6 +605,11 @@ class MonitoredSession:
             self._saving.save(self, self._save_point)
             self._save_seconds += clock.monotonic() - start
 
+    def _preempt(self, number: int) -> None:
+        """A signal asks for a clean stop; called from any thread, in the middle of anything."""
+        self._agreement.want_preemption(number)
+        self._job.preempted(number)
+
     def _next_batch(self, layout: Layout) -> Item:
         if self._job.data_ended:
             raise EndOfData("The training input of some process has ended; no process takes a further batch.")
@@ -721,6 +732,8 @@ class MonitoredSession:
             raise
         finally:
             self._release()
+        if self._on_preemption == "exit" and self._stopping.reason == StopReason.PREEMPTED:
+            raise SystemExit(EXIT_CODES[signal.Signals(self._agreement.signal)])
 
     def _stop_threads(self, grace: float) -> None:
         reported = self._coord.requested_exception
@@ -758,6 +771,7 @@ class MonitoredSession:
         if self._phase == "closed":
             return
         self._phase = "closed"
+        self._signals.restore()
         _open_sessions.discard(self)
         self._feeding.close()
         self._saving.close()

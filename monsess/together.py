@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ class ClusterAgreement(Agreement):
         self._wait_for = wait_for
         self._wish: StopReason | None = None
         self._wish_save = False
+        self._signal: int | None = None  # that this process has received
         self._pending: deque[tuple[int, int, int, Any]] = deque()  # number, fingerprint, batches consumed, the sum
         self._consumed = 0
         self._data_limit: int | None = None
@@ -54,6 +56,11 @@ class ClusterAgreement(Agreement):
             if self._stop is None and reason.outranks(self._wish):
                 self._wish = reason
 
+    def want_preemption(self, number: int) -> None:
+        """Wish for a stop because this process has received the signal ``number``."""
+        self._signal = number
+        self.want_stop(StopReason("PREEMPTED", f"{signal.Signals(number).name} received"))
+
     def want_save(self, everywhere: bool = False) -> None:
         """Wish for a checkpoint; see the class."""
         if everywhere:
@@ -72,7 +79,8 @@ class ClusterAgreement(Agreement):
         with self._lock:
             stop = None if self._wish is None else self._wish.name
             save, self._wish_save = self._wish_save, False
-        return Ballot(fingerprint, stop, save, batches).encode(self.process_index)
+        interrupted = stop == "PREEMPTED" and self._signal == signal.SIGINT
+        return Ballot(fingerprint, stop, save, batches, interrupted).encode(self.process_index)
 
     def sent(self, fingerprint: int, took_batch: bool, total: Any) -> None:
         """A program was dispatched: read the sum of the one `LAG` dispatches before.
@@ -138,6 +146,10 @@ class ClusterAgreement(Agreement):
             if tally.stop is None:
                 return
             own, self._wish = self._wish, None
+        if tally.stop == "PREEMPTED":
+            by = "" if tally.by == self.process_index or tally.by is None else f"process {tally.by}"
+            self._preempted(signal.SIGINT if tally.interrupted else signal.SIGTERM, by)
+            return
         reason = own
         if own is None or own.name != tally.stop:
             who = "several processes" if tally.by is None else f"process {tally.by}"

@@ -171,6 +171,7 @@ def MonitoredTrainingSession(
         check_replicas=check_replicas,
         stop_grace_period_secs=check_secs("stop_grace_period_secs", stop_grace_period_secs),
         recovery=Recovery() if recovery is None else recovery,
+        on_preemption=on_preemption,
         job=the_job(max_wait_secs, failure_timeout_secs, stall_timeout_secs, options.save_timeout_secs),
     )
 
@@ -245,6 +246,6 @@ def _check_cluster(master: str, is_chief: bool | None) -> None:
         raise ValueError(f"master={master!r}: monsess has no remote master; leave it empty. The cluster is JAX's.")
     if is_chief is not None and bool(is_chief) != (jax.process_index() == 0):
         raise ClusterError(
-            f"is_chief={is_chief}, but this is process {jax.process_index()} of {jax.process_count()}, and the chief is "
-            "process 0. Leave it out."
+            f"is_chief={is_chief}, but this is process {jax.process_index()} of {jax.process_count()}, and process 0 "
+            "is the chief. Leave it out."
         )

@@ -24,6 +24,7 @@ TITLES = {
     "MS": "Sessions (`monitored_session_test.py`)",
     "BH": "Built-in hooks (`basic_session_run_hooks_test.py`)",
     "CO": "Coordinator (`coordinator_test.py`)",
+    "SL": "Clusters (`server_lib_test.py` and its siblings)",
 }
 
 HEAD = """\

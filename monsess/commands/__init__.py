@@ -2,7 +2,7 @@
 
 Exit status: 0 yes, sound, done; 1 the answer is no (damaged, differs, refused, nothing there); 2 the command was called
 wrongly; 3 it could not be found out, because the store did not answer. 130 and 141 are those of a shell for Ctrl-C and
-a closed pipe.
+a closed pipe. ``monsess run`` passes on the status of what it runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def parser() -> Parser:
     top = Parser(
         prog="monsess",
         description="Run training on several processes; look after checkpoint directories, without a device.",
-        epilog="Exit status: 0 yes or done, 1 the answer is no, 2 called wrongly, 3 the store could not be looked at. "
+        epilog="Exit status: 0 yes or done, 1 the answer is no, 2 called wrongly, 3 the store could not be looked at; "
+        "of run, that of the script. "
         f"Credentials: --storage-options FILE, or JSON in {OPTIONS_VARIABLE}; never on a command line.",
         allow_abbrev=False,
     )

@@ -31,16 +31,18 @@ def configure(parser: Parser) -> None:
         "--devices-per-process", metavar="D", type=count, help="CPU devices that each process emulates, for tests"
     )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for one file per process, process-<k>.log")
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
+    parser.add_argument(
+        "-m", "--module", action="store_true", dest="as_module", help="SCRIPT is the name of a module, as in python -m"
+    )
     parser.add_argument("script", metavar="SCRIPT", help="the Python script to run")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Launch; the exit status of the job."""
-    if not args.module and not os.path.exists(args.script):
+    if not args.as_module and not os.path.exists(args.script):
         raise UsageError(f"there is no script {args.script} in {os.getcwd()}")
-    what = ["-m", args.script] if args.module else [args.script]
+    what = ["-m", args.script] if args.as_module else [args.script]
     return local.run(
         [sys.executable, *what, *args.args],
         args.processes,

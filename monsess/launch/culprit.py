@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from monsess.errors import PeerFailedError
+from monsess.launch.records import Record
 
 #: A peer's record of what a SIGKILL did to it may be older than the moment at which the launcher saw the death.
 _SLACK_SECS = 1.0
@@ -42,21 +40,8 @@ class Exit(NamedTuple):
     def __str__(self) -> str:
         if self.status >= 0:
             return f"exit status {self.status}"
-        hint = " (which the launcher did not send: out of memory?)" if -self.status == signal.SIGKILL else ""
-        return f"killed by {_name(-self.status)}{'' if self.is_answer else hint}"
-
-
-class Record(NamedTuple):
-    """What a process wrote down of its failure: the error, with its type; the traceback; seconds since the epoch."""
-
-    error: str
-    traceback: str
-    time: float
-
-    @property
-    def blames_a_peer(self) -> bool:
-        """Whether the error only says that another process failed."""
-        return PeerFailedError.__name__ in self.error.partition(":")[0]
+        unexplained = -self.status == signal.SIGKILL and not self.is_answer
+        return f"killed by {_name(-self.status)}{' (out of memory?)' if unexplained else ''}"
 
 
 class Verdict(NamedTuple):
@@ -65,7 +50,7 @@ class Verdict(NamedTuple):
     Args:
         code: Exit status of the launcher, were it to end now.
         rank: The process that is the cause; None where all ended well or as they were told to.
-        end: How that process ended; None if it could not be waited for.
+        end: How that process ended.
         record: What it wrote down.
     """
 
@@ -76,28 +61,7 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         error = "" if self.record is None else f": {self.record.error.strip().splitlines()[0]}"
-        return f"process {self.rank} failed{error} ({self.end or 'it was still running'})"
-
-
-def read_records(folder: str) -> dict[int, Record]:
-    """What the processes of an attempt wrote down, by their numbers; what is not a record is left out."""
-    found: dict[int, Record] = {}
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return found
-    for name in names:
-        stem, extension = os.path.splitext(name)
-        if extension != ".json" or not stem.isdecimal():
-            continue
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                content = json.load(file)
-            record = Record(str(content["error"]), str(content.get("traceback") or ""), float(content["time"]))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            continue  # torn by a kill
-        found[int(stem)] = record._replace(error=record.error.strip() or "an error without a message")
-    return found
+        return f"process {self.rank} failed, {self.end}{error}"
 
 
 def judge(exits: Sequence[Exit], records: Mapping[int, Record], signals: Sequence[int] = ()) -> Verdict:
@@ -128,15 +92,14 @@ def judge(exits: Sequence[Exit], records: Mapping[int, Record], signals: Sequenc
         is_consequence = record is not None or end.status == -signal.SIGABRT
         causes.append((is_consequence, end.seen - (_SLACK_SECS if end.status < 0 else 0.0), end.rank))
     for rank, record in records.items():
-        if not record.blames_a_peer and (rank not in ends or ends[rank].status != 0):
+        if not record.blames_a_peer and rank in ends and ends[rank].status != 0:
             causes.append((False, record.time, rank))
     if not causes:
         first = next((end.code for end in exits if end.status != 0), 0)
         return Verdict(128 + signals[0] if signals and first == 128 + signal.SIGKILL else first)
     rank = min(causes)[2]
-    end = ends.get(rank)
-    code = 1 if end is None or end.status == 0 or end.is_answer else end.code
-    return Verdict(code, rank, end, records.get(rank))
+    end = ends[rank]
+    return Verdict(1 if end.is_answer else end.code, rank, end, records.get(rank))
 
 
 def _name(number: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import queue
 import shutil
@@ -14,19 +13,22 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from monsess.errors import ClusterError
 from monsess.launch import environment
 from monsess.launch.attempt import Attempt, Events, Signalled, Watch
-from monsess.launch.culprit import Verdict, judge, read_records
+from monsess.launch.culprit import Verdict, judge
 from monsess.launch.output import Screen
+from monsess.launch.records import read_records
 from monsess.launch.signals import delivered
+from monsess.timer import check_secs, check_steps
 
 __all__ = ["run"]
 
 #: Exit statuses after which nothing is started again: called wrongly; told to end.
 FINAL = frozenset({2, 128 + signal.SIGINT, 128 + signal.SIGTERM})
+_FIRST_BACKOFF_SECS = 1.0
 _LONGEST_BACKOFF_SECS = 30.0
 #: After an attempt of this length the next failure is a new one, and waited for as briefly as the first.
 _LONG_ATTEMPT_SECS = 600.0
@@ -44,12 +46,12 @@ def run(
 ) -> int:
     """Run a command as several processes of one job on this machine, and wait for its end.
 
-    Every process runs the same command; ``MONSESS_PROCESS_ID`` and the other variables that `monsess.Server` reads tell
-    it who it is. The first process that fails ends the attempt: the others get SIGTERM a second later and SIGKILL
-    within ``failure_timeout_secs``; then all of them are started again, while ``max_restarts`` allows, with a new
-    coordinator port and a back-off of 1, 2, 4, ... at most 30 seconds. After exit status 2 (called wrongly), 130 and 143
-    (told to end), and after a signal to the launcher itself, nothing is started again. In the main thread SIGINT and
-    SIGTERM are passed on to the processes for as long as this runs; a second SIGINT kills them.
+    Every process runs the same command; ``MONSESS_PROCESS_ID`` and the other variables that `monsess.Server` reads
+    tell it who it is. The first process that fails ends the attempt: the others get SIGTERM a second later, and SIGKILL
+    within ``failure_timeout_secs``. Then all of them are started again, while ``max_restarts`` allows, with a new
+    coordinator port and a back-off of 1, 2, 4, ... at most 30 seconds. After exit status 2 (called wrongly), 130 and
+    143 (told to end), and after a signal to the launcher itself, nothing is started again. In the main thread SIGINT
+    and SIGTERM are passed on to the processes for as long as this runs; a second SIGINT kills them.
 
     Args:
         command: Program and arguments, such as ``[sys.executable, "train.py"]``.
@@ -74,21 +76,15 @@ def run(
         >>> local.run([sys.executable, "-c", "import os; assert os.environ['MONSESS_PROCESS_COUNT'] == '2'"], 2)
         0
     """
-    _check_count("processes", processes, 1)
-    _check_count("max_restarts", max_restarts, 0)
-    if devices_per_process is not None:
-        _check_count("devices_per_process", devices_per_process, 1)
     if isinstance(command, str) or not command:
         raise ValueError(f"invalid command={command!r}: expected a list, such as [sys.executable, 'train.py'].")
-    if not (0 < failure_timeout_secs < math.inf):
-        raise ValueError(f"invalid failure_timeout_secs={failure_timeout_secs!r}: expected seconds, more than 0.")
     launch = _Launch(
         command=[os.fspath(part) for part in command],
-        processes=processes,
-        max_restarts=max_restarts,
-        devices=devices_per_process,
+        processes=check_steps("processes", processes),
+        max_restarts=check_steps("max_restarts", max_restarts, at_least=0),
+        devices=None if devices_per_process is None else check_steps("devices_per_process", devices_per_process),
         log_dir=log_dir,
-        limit=float(failure_timeout_secs),
+        limit=check_secs("failure_timeout_secs", failure_timeout_secs),
         env=dict(os.environ if env is None else env),
     )
     return launch.run()
@@ -128,7 +124,7 @@ class _Launch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _attempts(self, folder: str, watch: Watch) -> int:
-        number, backoff = 0, 1.0
+        number, backoff = 0, _FIRST_BACKOFF_SECS
         while True:
             begun = time.monotonic()
             verdict, tail = self._attempt(number, os.path.join(folder, str(number)), watch)
@@ -140,11 +136,9 @@ class _Launch:
             if self.signals or verdict.code in FINAL or number == self.max_restarts:
                 self._report(verdict, tail, number, lasted)
                 return verdict.code
-            backoff = 1.0 if lasted > _LONG_ATTEMPT_SECS else backoff
+            backoff = _FIRST_BACKOFF_SECS if lasted > _LONG_ATTEMPT_SECS else backoff
             number += 1
-            self.screen.note(
-                f"{verdict} after {lasted:.1f} s; restart {number} of {self.max_restarts} in {backoff:g} s"
-            )
+            self.screen.note(f"{verdict}; restart {number} of {self.max_restarts} in {backoff:g} s")
             if self._asked_within(backoff):
                 self.screen.note("told to end; nothing is started again")
                 return 128 + self.signals[0]
@@ -221,7 +215,7 @@ class _Launch:
             note(f"{who} was told to end, and did ({verdict.code})")
             return
         spent = f", the last of {self.max_restarts + 1}" if self.max_restarts and number == self.max_restarts else ""
-        note(f"{verdict} in attempt {number}{spent}, after {lasted:.1f} s")
+        note(f"{verdict}; in attempt {number}{spent}, after {lasted:.1f} s")
         trace = verdict.record.traceback.rstrip() if verdict.record is not None else ""
         lines = trace.splitlines() or tail
         if lines:
@@ -229,11 +223,6 @@ class _Launch:
             note("\n".join(f"  [{verdict.rank}] {line}" for line in lines))
         if self.log_dir is not None:
             note(f"its log: {os.path.join(self.log_dir, f'process-{verdict.rank}.log')}")
-
-
-def _check_count(name: str, value: Any, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"invalid {name}={value!r}: expected a whole number from {at_least} on.")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Per command its arguments, in order: name or flags, how many (None: one, 0: a switch), default.
 COMMON = [("url", None, None), ("--storage-options", None, None), ("--json", 0, False)]
 FROZEN = {
+    "run": [
+        ("-n --processes", None, None),
+        ("--max-restarts", None, 0),
+        ("--devices-per-process", None, None),
+        ("--log-dir", None, None),
+        ("-m --module", 0, False),
+        ("script", None, None),
+        ("args", "...", None),
+    ],
     "ls": [*COMMON, ("-n --last", None, None)],
     "show": [*COMMON, ("step", "?", "newest")],
     "verify": [*COMMON, ("steps", "*", None), ("--all", 0, False)],
@@ -59,6 +68,9 @@ ROWS = {
 }
 
 
+ABOUT_A_DIRECTORY = [command for command in COMMANDS if command.takes_url]
+
+
 def subparsers() -> dict[str, argparse.ArgumentParser]:
     (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     return dict(action.choices)
@@ -77,7 +89,7 @@ def test_the_arguments():
     assert [command.name for command in COMMANDS] == list(FROZEN)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", ABOUT_A_DIRECTORY, ids=lambda command: command.name)
 def test_the_documents(command, capsys):
     url = fresh("memory")
     save(url, 5, 10)
