@@ -14,7 +14,7 @@ from monsess.agreement import Agreement
 from monsess.ballot import AHEAD, fingerprint_of
 from monsess.binding import Call
 from monsess.channel import Channel
-from monsess.errors import LeftAloneError
+from monsess.errors import LeftAloneError, ReplicasDifferError
 from monsess.peers import Peers
 from monsess.step import Step
 from monsess.together import ClusterAgreement
@@ -67,6 +67,18 @@ class Job:
     def gathered(self, what: str, value: Any) -> list[Any]:
         """A JSON-able value of each process, on all of them, in the order of the processes."""
         return [value]
+
+    def compare(self, what: str, names: list[str], hashes: Callable[[], np.ndarray]) -> None:
+        """Make sure that all processes hold the same; called by all at the same point.
+
+        Args:
+            what: Is compared, in words.
+            names: Of its parts.
+            hashes: Gives a number for each part.
+
+        Raises:
+            ReplicasDifferError: They do not; names the parts.
+        """
 
     def broadcast(self, data: bytes | None) -> bytes:
         """The chief's bytes, on all processes."""
@@ -181,6 +193,17 @@ class ClusterJob(Job):
         """A value of each process, on all of them."""
         key = f"{next(self._questions)} {what}"
         return [json.loads(one) for one in self._channel.gather(key, json.dumps(value), self._limit, self.check)]
+
+    def compare(self, what: str, names: list[str], hashes: Callable[[], np.ndarray]) -> None:
+        """Make sure that all processes hold the same."""
+        told = np.asarray(self.gathered(what, hashes().tolist()))
+        differing = [name for name, column in zip(names, told.T, strict=True) if (column != column[0]).any()]
+        if differing:
+            shown = ", ".join(differing[:8]) + (f" and {len(differing) - 8} more" if len(differing) > 8 else "")
+            raise ReplicasDifferError(
+                f"The {self.process_count} processes hold different values in {what}: {shown}. Most often the "
+                'gradients were not averaged over all devices: add grads = jax.lax.pmean(grads, "data") to the step.'
+            )
 
     def broadcast(self, data: bytes | None) -> bytes:
         """The chief's bytes, on all processes, through the devices, as bytes: nothing is rounded or narrowed."""

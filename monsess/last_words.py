@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import sys
-from types import TracebackType
-from typing import Any
+import threading
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 import jax
 
@@ -39,6 +41,22 @@ class _LastWords:
             self._code = error.code
         else:
             self._code = 130 if isinstance(error, KeyboardInterrupt) else 1
+
+    def keep_sigterm(self, before: Any) -> None:
+        """Give SIGTERM its meaning back, which JAX takes away as it joins: it would do nothing from then on.
+
+        Args:
+            before: The handler that was there before, which is put back; where there was none, the process ends with
+                exit code 143. A session has a handler of its own.
+        """
+        if before is None or threading.current_thread() is not threading.main_thread():
+            return  # not Python's, or not to be changed from here
+        signal.signal(signal.SIGTERM, self._end if before is signal.SIG_DFL else before)
+
+    def _end(self, number: int, frame: FrameType | None) -> NoReturn:
+        leave = SystemExit(128 + number)
+        self.doom(leave)
+        raise leave
 
     def _hear(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.doom(error)

@@ -121,6 +121,11 @@ class ReplicaCheck:
             )
 
 
+def first_device_hash(state: Any) -> np.ndarray[Any, Any]:
+    """A bit-hash of every leaf as it lies on the first local device, uint32 ``[leaves]``; waits for it."""
+    return np.asarray(jax.jit(bit_hash)([leaf.addressable_data(0) for leaf in jax.tree.leaves(state)]))
+
+
 def _hash_on_each_device(layout: Layout) -> Callable[[Any], jax.Array]:
     per_device = jax.shard_map(
         lambda leaves: bit_hash(leaves)[None],

@@ -37,16 +37,19 @@ class HookRunner:
     Args:
         hooks: Checked hooks (`monsess.hook.check_hooks`), in order.
         chief_only: Those among them that run on the chief alone.
+        chief: Whether this process is the chief; on another one the chief's hooks only count for the names.
 
     Raises:
         HookError: The same object twice.
     """
 
-    def __init__(self, hooks: tuple[Any, ...], chief_only: tuple[Any, ...] = ()) -> None:
+    def __init__(self, hooks: tuple[Any, ...], chief_only: tuple[Any, ...] = (), chief: bool = True) -> None:
         check_no_duplicates(hooks)
-        self.hooks = hooks
-        self.keys = _keys(hooks)
         self._chief_only = {id(hook) for hook in chief_only}
+        named = list(zip(hooks, _keys(hooks), strict=True))
+        self._elsewhere = {key for hook, key in named if id(hook) in self._chief_only and not chief}
+        self.hooks = hooks = tuple(hook for hook, key in named if key not in self._elsewhere)
+        self.keys = tuple(key for _, key in named if key not in self._elsewhere)
         self._began: list[Any] = []
         #: dict of str to float: seconds spent in each hook's methods, by key.
         self.seconds: dict[str, float] = dict.fromkeys(self.keys, 0.0)
@@ -151,8 +154,18 @@ class HookRunner:
                 states[key] = json.loads(check_state_is_json(hook, state))
         return states
 
+    def split(self, states: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of the hooks' states: those that are the chief's for all, and those that each process has for itself."""
+        own = {
+            key
+            for hook, key in zip(self.hooks, self.keys, strict=True)
+            if getattr(hook, "per_process_state", False) and key in states
+        }
+        return {key: s for key, s in states.items() if key not in own}, {key: states[key] for key in own}
+
     def load_state_dicts(self, states: Mapping[str, Any]) -> None:
         """Give each hook back what was stored under its key."""
+        states = {key: state for key, state in states.items() if key not in self._elsewhere}
         for hook, key in zip(self.hooks, self.keys, strict=True):
             if key in states:
                 self._call(hook, key, "load_state_dict", copy.deepcopy(states[key]))

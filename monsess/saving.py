@@ -30,7 +30,7 @@ class SavePoint(NamedTuple):
 
     Args:
         state: The replicated state.
-        content: The hooks' states and the input position.
+        content: The hooks' states and the input position; the gate may complete it.
         metrics: The values that the retention ranks by, on their way on the device.
         gate: Called by the thread that writes, once the values have arrived; what it raises prevents the commit.
     """
@@ -212,9 +212,10 @@ class Saving:
         for listener in self._listeners:
             _told(listener, "before_save", session, step)
         state, content, metrics, gate = point()
-        about = {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": _versions()}
+        # The very object that the gate completes with what the other processes hand in.
+        content |= {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": _versions()}
         leaves = self._snapshot(state)
-        self._saver.submit(Snapshot(step, leaves, self._specs, {**about, **content}, metrics, gate, is_final=final))
+        self._saver.submit(Snapshot(step, leaves, self._specs, content, metrics, gate, is_final=final))
         self._taken = step
 
     def poll(self, session: MonitoredSession) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
-from types import FrameType
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import jax
 
@@ -27,8 +25,8 @@ _LOOK_SECS = 0.05
 _LEAST_JOIN_SECS = 30.0
 # Our own limit has to come first: JAX ends the process from native code.
 _AFTER_OURS_SECS = 600
-# JAX notices up to a second after its limit, and then takes a moment to end the process.
-_HEARTBEAT = 0.8
+# JAX notices about a second after its own limit, and then takes a moment to end the process.
+_NOTICE_SECS = 2.0
 # A process that is through waits that long in JAX's exit for one that still works, before JAX ends both.
 _EXIT_WAIT_SECS = 2 * 60 * 60
 
@@ -54,8 +52,8 @@ class Server:
     processes are here and know each other's devices; every ten seconds a line says for whom it waits. Process 0 is the
     chief: the task of job ``chief``, or else the first one by name of job and index.
 
-    An error that later ends this process outside a session ends it at once, rather than in JAX's exit, which waits for
-    the other processes; they notice within ``failure_timeout_secs``.
+    Afterwards an error, or a SIGTERM that nobody else handles, outside a session ends this process at once, rather than
+    in JAX's exit, which waits for the other processes; they notice within ``failure_timeout_secs``.
 
     Args:
         cluster: A `ClusterSpec` or what makes one; None looks at the environment. An empty one says that this process
@@ -116,12 +114,10 @@ class Server:
     def join(self) -> None:
         """Wait until the job has been left: for `jax.distributed.shutdown`, or the end of this process.
 
-        As in TensorFlow this is for a process that has nothing else to do. SIGTERM ends the wait with exit code 143,
-        although JAX, once it has joined, keeps that signal from ending a process. Without a job it returns at once.
+        As in TensorFlow this is for a process that has nothing else to do. Without a job it returns at once.
         """
-        with _ended_by_sigterm():
-            while self._job is not None and jax.distributed.is_initialized():
-                time.sleep(_LOOK_SECS)
+        while self._job is not None and jax.distributed.is_initialized():
+            time.sleep(_LOOK_SECS)
 
 
 def target() -> str:
@@ -181,9 +177,12 @@ def _join_once(job: Expected, start_secs: float, failure_secs: float) -> None:
                 f"This process has joined as {_membership.job.who} already; it cannot join as {job.who}."
             )
         return
+    sigterm = signal.getsignal(signal.SIGTERM)
     if jax.distributed.is_initialized():
         logger.info("%s: joined by jax.distributed.initialize already, with its limits", job.who)
         _check_count(job)
+        last_words.listen()
+        last_words.keep_sigterm(sigterm)
         _membership.job = job
         return
     _refuse_late()
@@ -195,6 +194,7 @@ def _join_once(job: Expected, start_secs: float, failure_secs: float) -> None:
             roll_call.hold_or_attend(job, waiting)
             waiting.limit_secs = max(start_secs, waiting.passed_secs + _LEAST_JOIN_SECS)
         _join(job, waiting, failure_secs)
+        last_words.keep_sigterm(sigterm)
         _check_count(job)
         _check_devices(job)
     except BaseException:
@@ -218,7 +218,7 @@ def _join(job: Expected, waiting: Waiting, failure_secs: float) -> None:
         "num_processes": job.count,
         "process_id": job.index,
         "initialization_timeout": math.ceil(waiting.left_secs) + _AFTER_OURS_SECS,
-        "heartbeat_timeout_seconds": max(1, int(_HEARTBEAT * failure_secs)),
+        "heartbeat_timeout_seconds": max(1, int(failure_secs - _NOTICE_SECS)),
         "shutdown_timeout_seconds": _EXIT_WAIT_SECS,
     }
     if job.coordinator is None:
@@ -287,8 +287,8 @@ def _check_count(job: Expected) -> None:
     found = jax.process_count()
     if job.count is not None and found != job.count:
         raise ClusterError(
-            f"{job.source} speaks of {job.count} processes, but JAX knows {found}. JAX was joined to another job, or "
-            "its platform cannot work with several processes (jax_cpu_collectives_implementation, for one)."
+            f"{job.source} speaks of {job.count} processes, but JAX knows {found}. Either jax.distributed.initialize "
+            "was called with another job, or JAX's platform here knows a single process only."
         )
 
 
@@ -306,21 +306,3 @@ def _check_secs(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name} must be a number of seconds, found {value!r}.")
     if value <= 0 or value < least:
         raise ValueError(f"{name} must be {f'at least {least}' if least else 'positive'}, found {value!r}.")
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can set a handler
-        return
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        leave = SystemExit(128 + number)
-        last_words.doom(leave)
-        raise leave
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

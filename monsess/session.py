@@ -38,6 +38,7 @@ from monsess.errors import (
     FetchError,
     MonsessError,
     SessionClosedError,
+    StateMismatchError,
     StepDefinitionError,
 )
 from monsess.feeding import Feeding
@@ -47,7 +48,7 @@ from monsess.initial_state import initial_state
 from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
-from monsess.placement import ReplicaCheck, on_first_device, place
+from monsess.placement import ReplicaCheck, first_device_hash, on_first_device, place
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names
@@ -138,7 +139,7 @@ class MonitoredSession:
         self._agreement = job.agreement
         self._stopping = Stopping(self._agreement)
         self._scaffold = scaffold
-        self._hooks = HookRunner(hooks, chief_only_hooks)
+        self._hooks = HookRunner(hooks, chief_only_hooks, job.is_chief)
         self._no_hooks = HookRunner(())
         self._checkpoint_options = checkpoint
         self._remainder = remainder
@@ -481,6 +482,7 @@ class MonitoredSession:
         announce_start(self.run_id, self._restored_from, self._layout.device_count, self.process_count, url)
         self._dispatcher.put_state(state, self._layout, step)
         self._leaf_names = leaf_names(self.state)
+        self._job.compare("the state at the start", self._leaf_names, lambda: first_device_hash(state))
         self._watches.clear()
         self._checked_first_step = False
         self._unsaved_auxiliary = False
@@ -488,7 +490,7 @@ class MonitoredSession:
         self._outputs = None
         self._saving.start(self._dispatcher.state, restored)
         self._feeding.go_to(None if restored is None else restored.session.get("input"), restored is not None)
-        stored = {} if restored is None else restored.session["hooks"]
+        stored = {} if restored is None else self._stored_hook_states(restored.session)
         if self.recoveries:
             stored = {**self._hook_states_at_begin, **stored}  # a hook that the checkpoint does not know begins again
         if restored is not None or self.recoveries:
@@ -509,7 +511,8 @@ class MonitoredSession:
             )
         state = place(initial_state(self._scaffold, restored, self._checkpoint_options), self._layout)
         if self.process_count > 1:
-            session = None if restored is None else {name: restored.session.get(name) for name in ("hooks", "input")}
+            parts = ("hooks", "hooks_of_each_process", "input")
+            session = None if restored is None else {name: restored.session.get(name) for name in parts}
             about = {"step": None if restored is None else restored.step, "session": session, **self._saving.lineage()}
             send_state(self._job, on_first_device(state), about)
         return restored, state
@@ -519,6 +522,18 @@ class MonitoredSession:
         self._saving.join_lineage(about["run_id"], about["began"])
         state = initial_state(self._scaffold, received, CheckpointOptions())
         return (None if about["step"] is None else received), place(state, self._layout)
+
+    def _stored_hook_states(self, session: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds for this process's hooks."""
+        of_each = session.get("hooks_of_each_process") or []
+        if any(of_each) and len(of_each) != self.process_count:
+            names = sorted({key for states in of_each for key in states})
+            raise StateMismatchError(
+                f"The checkpoint holds a state for each of {len(of_each)} processes for the hooks {', '.join(names)} "
+                f"(per_process_state), and {self.process_count} are running. Run as many as then, or leave these hooks "
+                "out."
+            )
+        return {**session["hooks"], **(of_each[self._job.process_index] if of_each else {})}
 
     # ---- during the loop
 
@@ -623,18 +638,22 @@ class MonitoredSession:
         """Everything that a resumed run needs, as of this step."""
         step, state, names = self._global_step, self._dispatcher.state, self._leaf_names
         hashes = self._replicas.dispatch(state, self._dispatcher.state_layout) if self._check_replicas else None
-        content = {"hooks": self._hooks.state_dicts(), "input": self._feeding.position()}
+        of_all, of_this = self._hooks.split(self._hooks.state_dicts())
+        content: dict[str, Any] = {"hooks": of_all, "input": self._feeding.position()}
+        content["hooks_of_each_process"] = [of_this] if of_this else []
         number, self._saves = self._saves, self._saves + 1
-        self._job.hand_in(number, content["input"])
+        self._job.hand_in(number, [content["input"], of_this])
         vouch = self._job.vouch()
 
         def gate() -> None:
             self._watches.run_through(step)
             self._replicas.check(hashes, names, step)
             vouch()
-            positions = self._job.handed_in(number)
-            if positions is not None:
-                content["input"] = positions
+            handed_in = self._job.handed_in(number)
+            if handed_in is not None:
+                positions = [position for position, _ in handed_in]
+                content["input"] = None if None in positions else positions
+                content["hooks_of_each_process"] = [states for _, states in handed_in] if of_this else []
 
         return SavePoint(state, content, self._ranked_values(), gate)
 

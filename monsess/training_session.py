@@ -154,12 +154,12 @@ def MonitoredTrainingSession(
 
     user_hooks = check_hooks(hooks)
     chief_hooks = check_hooks(chief_only_hooks, "chief_only_hooks")
-    defaults = _default_hooks(directory, save_secs, save_steps, log_steps, chief_hooks + user_hooks)
+    counters, savers = _default_hooks(directory, save_secs, save_steps, log_steps, chief_hooks + user_hooks)
     options = CheckpointOptions() if checkpoint is None else checkpoint
     return MonitoredSession(
         scaffold=(scaffold or Scaffold(init_fn)).finalize(),
-        hooks=defaults + chief_hooks + user_hooks,
-        chief_only_hooks=chief_hooks,
+        hooks=counters + savers + chief_hooks + user_hooks,
+        chief_only_hooks=counters + chief_hooks,
         data=data,
         checkpoint_dir=directory,
         storage_options=storage_options,
@@ -182,13 +182,12 @@ def _default_hooks(
     save_steps: int | None,
     log_steps: int | None,
     others: tuple[Any, ...],
-) -> tuple[Any, ...]:
-    """The hooks that every session has; the only place where the core knows built-in hooks."""
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The hooks that every session has, the chief's and all processes'; the core knows built-in hooks here only."""
     from monsess.hooks import CheckpointSaverHook, StepCounterHook
 
-    hooks: list[Any] = []
-    if log_steps is not None:
-        hooks.append(StepCounterHook(every_n_steps=log_steps))
+    counters = () if log_steps is None else (StepCounterHook(every_n_steps=log_steps),)
+    savers: tuple[Any, ...] = ()
     if directory is not None and (save_secs is not None or save_steps is not None):
         if any(isinstance(hook, CheckpointSaverHook) for hook in others):
             raise ValueError(
@@ -196,8 +195,8 @@ def _default_hooks(
                 "save_checkpoint_steps= and save_checkpoint_secs=, or switch the default saver off by passing None for "
                 "both."
             )
-        hooks.append(CheckpointSaverHook(save_secs=save_secs, save_steps=save_steps))
-    return tuple(hooks)
+        savers = (CheckpointSaverHook(save_secs=save_secs, save_steps=save_steps),)
+    return counters, savers
 
 
 def _save_cadence(secs: float | _Default | None, steps: int | _Default | None) -> tuple[float | None, int | None]:

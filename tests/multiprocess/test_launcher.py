@@ -335,24 +335,27 @@ def test_a_training_that_is_killed_three_times_ends_in_the_same_bits(script, lau
     assert straight[0] == straight[1]
 
     killed = []
+    over = threading.Event()
 
     def kill() -> None:
         for attempt in range(3):
             victim = random.randrange(2)
             file = tmp_path / "killed" / f"step-{attempt}-{victim}"
-            wait_until(
-                lambda file=file, least=10 + 15 * attempt: file.exists() and int(file.read_text().split()[1]) > least
-            )
-            os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
-            killed.append((victim, file.read_text().split()[1], time.monotonic()))
+            while not (file.exists() and int(file.read_text().split()[1]) > 10 + 15 * attempt):
+                if over.wait(0.02):
+                    return
+            pid, step = file.read_text().split()
+            os.kill(int(pid), signal.SIGKILL)
+            killed.append((victim, int(step), time.monotonic()))
 
     killer = threading.Thread(target=kill)
     killer.start()
+    begun = time.monotonic()
     try:
-        begun = time.monotonic()
         assert train(tmp_path / "killed", max_restarts=3) == straight
     finally:
-        killer.join(LIMIT)
+        over.set()
+        killer.join()
     assert len(killed) == 3
     err = capfd.readouterr().err
     assert err.count("killed by SIGKILL") >= 3

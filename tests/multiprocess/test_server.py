@@ -212,13 +212,6 @@ def test_jax_was_used_before(members):
     assert "waits for" not in text
 
 
-def test_jax_that_cannot_work_together_is_refused(members):
-    address = free_address()
-    script = f"jax.config.update('jax_cpu_collectives_implementation', 'none')\n{IN_VAIN.format(20)}"
-    for member in members.job(script, *(monsess_run(address, index) for index in (0, 1))):
-        assert "monsess run speaks of 2 processes, but JAX knows 1" in member.ended(1)
-
-
 def test_other_devices_than_the_launcher_gave_are_refused(members):
     address = free_address()
     for member in members.job(IN_VAIN.format(20), *(monsess_run(address, k, LOCAL_DEVICES=3) for k in (0, 1))):
@@ -230,16 +223,21 @@ def test_a_job_that_jax_has_joined_already_is_taken_as_it_is(members):
     script = f"""
 index = int(os.environ["INDEX"])
 jax.distributed.initialize("{address}", 2, index, coordinator_bind_address="{address}")
+def refused(*tasks, task_index):
+    try:
+        ms.Server({{"worker": tasks}}, task_index=task_index)
+    except ms.ClusterError as error:
+        print(error)
+
+refused("{address}", "127.0.0.1:1", "127.0.0.1:2", task_index=index)
 server = ms.Server({{"worker": ["{address}", "127.0.0.1:1"]}}, task_index=index)
 print("count", server.process_count)
-try:
-    ms.Server({{"worker": ["{address}", "127.0.0.1:1"]}}, task_index=1 - index)
-except ms.ClusterError as error:
-    print(error)
+refused("{address}", "127.0.0.1:1", task_index=1 - index)
 """
     for index, member in enumerate(members.job(script, {"INDEX": "0"}, {"INDEX": "1"})):
         text = member.ended()
         assert "joined by jax.distributed.initialize already" in text
+        assert "the cluster speaks of 3 processes, but JAX knows 2" in text
         assert "count 2" in text
         assert f"This process has joined as process {index} of 2 already" in text
 
@@ -263,16 +261,41 @@ time.sleep(80)
     assert read_records(str(tmp_path))[culprit].error == "ValueError: the data is not there"
 
 
-def test_join_waits_until_the_job_is_left_or_sigterm(members):
+@pytest.mark.parametrize("wait", ["server.join()", "time.sleep(80)"])
+def test_sigterm_ends_a_process_that_has_joined(members, wait):
     address = free_address()
-    script = "server = ms.Server()\nprint('here')\nserver.join()\nprint('left')"
-    helper = members.start(script, monsess_run(address, 1))
-    members.start("ms.Server()\nprint('here')\ntime.sleep(80)", monsess_run(address, 0)).wrote("here")
-    helper.wrote("here")
-    time.sleep(0.5)
-    before = helper.seconds
-    assert "left" not in helper.send(signal.SIGTERM).ended(143)
-    assert helper.seconds - before < 5
+    script = f"server = ms.Server()\nprint('here')\ntry:\n    {wait}\nfinally:\n    print('finally')"
+    pair = [members.start(script, monsess_run(address, index)).wrote for index in (0, 1)]
+    for member in [wrote("here") for wrote in pair][::-1]:
+        before = member.seconds
+        assert member.send(signal.SIGTERM).ended(143).splitlines()[-1] == "finally"
+        assert member.seconds - before < 5
+
+
+def test_a_handler_of_ones_own_stays(members):
+    address = free_address()
+    script = """
+import signal
+signal.signal(signal.SIGTERM, lambda number, frame: print("mine"))
+ms.Server()
+print("here")
+time.sleep(80)
+"""
+    pair = members.job(script, *(monsess_run(address, index) for index in (0, 1)))
+    pair[1].wrote("here").send(signal.SIGTERM).wrote("mine")
+
+
+def test_join_returns_when_the_job_is_left(members):
+    address = free_address()
+    script = """
+import threading
+server = ms.Server()
+threading.Timer(0.5, jax.distributed.shutdown).start()
+server.join()
+print("left", jax.distributed.is_initialized())
+"""
+    for member in members.job(script, *(monsess_run(address, index) for index in (0, 1))):
+        assert "left False" in member.ended()
 
 
 @pytest.mark.slow
