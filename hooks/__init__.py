@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from monsess.hooks.broadcast import BroadcastGlobalVariablesHook
 from monsess.hooks.feed import FeedFnHook
 from monsess.hooks.final_ops import FinalOpsHook
 from monsess.hooks.log_values import LoggingTensorHook
 from monsess.hooks.nan import NanTensorHook
+from monsess.hooks.replica_check import ReplicaCheckHook
 from monsess.hooks.saver import CheckpointSaverHook, CheckpointSaverListener
 from monsess.hooks.step_counter import StepCounterHook
 from monsess.hooks.stop_at_step import StopAtStepHook
 from monsess.hooks.waiter import GlobalStepWaiterHook
 
 __all__ = [
+    "BroadcastGlobalVariablesHook",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "FeedFnHook",
@@ -19,6 +22,7 @@ __all__ = [
     "GlobalStepWaiterHook",
     "LoggingTensorHook",
     "NanTensorHook",
+    "ReplicaCheckHook",
     "StepCounterHook",
     "StopAtStepHook",
 ]

@@ -14,6 +14,9 @@ from monsess.checkpoint import StepRecord as StepRecord
 from monsess.checkpoint import latest_checkpoint as latest_checkpoint
 from monsess.checkpoint import load_checkpoint as load_checkpoint
 from monsess.cluster_spec import ClusterSpec as ClusterSpec
+from monsess.collectives import allgather as allgather
+from monsess.collectives import allreduce as allreduce
+from monsess.collectives import broadcast as broadcast
 from monsess.coordinator import Coordinator as Coordinator
 from monsess.coordinator import LooperThread as LooperThread
 from monsess.data import repeat as repeat
@@ -45,6 +48,7 @@ from monsess.hook import SessionRunArgs as SessionRunArgs
 from monsess.hook import SessionRunContext as SessionRunContext
 from monsess.hook import SessionRunHook as SessionRunHook
 from monsess.hook import SessionRunValues as SessionRunValues
+from monsess.hooks import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
 from monsess.hooks import CheckpointSaverHook as CheckpointSaverHook
 from monsess.hooks import CheckpointSaverListener as CheckpointSaverListener
 from monsess.hooks import FeedFnHook as FeedFnHook
@@ -52,6 +56,7 @@ from monsess.hooks import FinalOpsHook as FinalOpsHook
 from monsess.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
 from monsess.hooks import LoggingTensorHook as LoggingTensorHook
 from monsess.hooks import NanTensorHook as NanTensorHook
+from monsess.hooks import ReplicaCheckHook as ReplicaCheckHook
 from monsess.hooks import StepCounterHook as StepCounterHook
 from monsess.hooks import StopAtStepHook as StopAtStepHook
 from monsess.optim import DistributedOptimizer as DistributedOptimizer
@@ -73,6 +78,7 @@ __version__ = version("monsess")
 
 __all__ = [
     "BatchError",
+    "BroadcastGlobalVariablesHook",
     "CheckpointOptions",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
@@ -106,6 +112,7 @@ __all__ = [
     "PeerFailedError",
     "ProcessesDivergedError",
     "Recovery",
+    "ReplicaCheckHook",
     "ReplicasDifferError",
     "Retention",
     "RunAfterStopError",
@@ -129,6 +136,9 @@ __all__ = [
     "StorageError",
     "UnstorableLeafError",
     "__version__",
+    "allgather",
+    "allreduce",
+    "broadcast",
     "eval_step",
     "latest_checkpoint",
     "linear_scaled_lr",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -167,6 +168,7 @@ class ClusterJob(Job):
     def start(self) -> None:
         """Begin to watch the others."""
         self._peers.start()
+        _open_jobs.add(self)
 
     def check(self) -> None:
         """Raise what is known about the others, if anything."""
@@ -294,7 +296,17 @@ class ClusterJob(Job):
 
     def close(self) -> None:
         """Stop watching."""
+        _open_jobs.discard(self)
         self._peers.close()
+
+
+_open_jobs: weakref.WeakSet[ClusterJob] = weakref.WeakSet()
+
+
+def check_all() -> None:
+    """Raise what the open sessions of this process know about the other processes, if anything."""
+    for job in list(_open_jobs):
+        job.check()
 
 
 def the_job(max_wait_secs: float, failure_secs: float, stall_secs: float, save_secs: float) -> Job:

@@ -1,4 +1,4 @@
-"""The end of a process of a job that fails outside a session: it leaves its error for the launcher, and leaves at once."""
+"""A process of a job that fails outside a session leaves its error for the launcher, and leaves at once."""
 
 from __future__ import annotations
 

@@ -329,6 +329,19 @@ class MonitoredSession:
         if self._phase == "open" and not self._in_run and threading.get_ident() == self._thread:
             self._save_if_agreed()
 
+    def compare_replicas(self) -> None:
+        """Compare the bits of the state over all devices of all processes; waits for the newest step.
+
+        All processes call it at the same point. No collective is involved.
+
+        Raises:
+            ReplicasDifferError: They differ; names the leaves.
+        """
+        state, layout = self._dispatcher.state, self._dispatcher.state_layout
+        self._replicas.check(self._replicas.dispatch(state, layout), self._leaf_names, self._global_step)
+        what = f"the state of step {self._global_step}"
+        self._job.compare(what, self._leaf_names, lambda: first_device_hash(state))
+
     def stop_at_step(self, last_step: int, by: str = "") -> None:
         """Stop as soon as ``global_step`` is ``last_step`` or more, at once if it is already.
 

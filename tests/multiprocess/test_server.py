@@ -265,8 +265,9 @@ time.sleep(80)
 def test_sigterm_ends_a_process_that_has_joined(members, wait):
     address = free_address()
     script = f"server = ms.Server()\nprint('here')\ntry:\n    {wait}\nfinally:\n    print('finally')"
-    pair = [members.start(script, monsess_run(address, index)).wrote for index in (0, 1)]
-    for member in [wrote("here") for wrote in pair][::-1]:
+    pair = members.job(script, *(monsess_run(address, index) for index in (0, 1)))
+    for member in reversed(pair):
+        member.wrote("here")
         before = member.seconds
         assert member.send(signal.SIGTERM).ended(143).splitlines()[-1] == "finally"
         assert member.seconds - before < 5

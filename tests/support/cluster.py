@@ -232,6 +232,7 @@ def _events(folder: Path, index: int) -> list[tuple[float, str, str, str]]:
 
 
 def _without_cluster() -> dict[str, str]:
-    # The flags of this process would give each of them four devices.
+    # The flags of this process would give each of them four devices; a pool of threads does not survive a fork.
     prefixes = ("MONSESS_", "SLURM_", "OMPI_", "TF_CONFIG", "XLA_FLAGS", "JAX_", "KUBERNETES_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    return kept | {"OPENBLAS_NUM_THREADS": "1"}

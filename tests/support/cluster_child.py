@@ -207,7 +207,6 @@ def train(options: Options, script: Script) -> None:
     finally:
         if sess is not None:
             report |= sess.summary()
-            report["hooks"] = None
             report["reason"] = None if sess.stop_reason is None else str(sess.stop_reason)
         report["threads"] = _threads()
         write_report(options, report)
@@ -222,10 +221,11 @@ def write_report(options: Options, report: Any) -> None:
 
 
 def _threads(seconds: float = 3.0) -> list[str]:
-    """The threads beside this one that do not end within some seconds."""
+    """The threads beside this one that do not end within some seconds; those of the store go once they are idle."""
     deadline = time.monotonic() + seconds
     while True:
-        found = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+        found = [name for name in names if name != "monsess-storage"]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.01)
