@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from monsess.across import Across, to_local
 from monsess.errors import StepDefinitionError
 from monsess.layout import Layout
 from monsess.reduction import Stacked, path_name, reduce_outputs
@@ -57,7 +58,7 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
     if step.engine == "pmap":
         # Mapped leaves go by keyword: pmap mixes up the axes of positional arguments when their number happens to be
         # that of all leaves (jax 0.10.2 and 0.12.0.1).
-        return jax.pmap(
+        mapped_step = jax.pmap(
             body,
             axis,
             in_axes=(None,),
@@ -65,15 +66,21 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
             donate_argnums=donate,
             devices=step.devices,
         )
+        if jax.process_count() == 1:
+            return mapped_step
+        return lambda state, mapped: mapped_step(to_local(state, layout), mapped=mapped)
 
     def per_device(state: Any, mapped: Mapped) -> Dispatched:
         result = body(state, mapped=jax.tree.map(lambda x: x.squeeze(0), mapped))
         return result._replace(stacked=jax.tree.map(lambda x: jnp.expand_dims(x, 0), result.stacked))
 
     split, whole = PartitionSpec(axis), PartitionSpec()
+    if layout.axis_name != axis:
+        layout = Layout(layout.devices, axis)
+    across = None if jax.process_count() == 1 else Across(layout, axis)
     sharded = jax.shard_map(
         per_device,
-        mesh=layout.mesh if layout.axis_name == axis else Layout(layout.devices, axis).mesh,
+        mesh=layout.mesh if across is None else across.mesh,
         in_specs=(whole, split),
         out_specs=Dispatched(whole, whole, split, whole, whole),  # type: ignore[arg-type]
         check_vma=False,  # check_vma=True makes the usual pmean(grads) N times too large
@@ -83,7 +90,20 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
         return sharded(state, mapped)
 
     run.__name__ = run.__qualname__ = body.__name__  # type: ignore[attr-defined]
-    return jax.jit(run, donate_argnums=donate)
+    compiled = jax.jit(run, donate_argnums=donate)
+    if across is None:
+        return compiled
+
+    def run_across(state: Any, mapped: Mapped) -> Dispatched:
+        result = compiled(across.replicated(state), across.split(mapped))
+        return result._replace(  # the state stays as it is: the next step takes it so
+            reduced=across.local(result.reduced),
+            stacked=across.local_rows(result.stacked),
+            nonfinite=across.local(result.nonfinite),
+            agreed=across.local(result.agreed),
+        )
+
+    return run_across
 
 
 def _body(step: Step, state: Any, *, mapped: Mapped) -> Dispatched:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from monsess.across import to_local
 from monsess.checkpoint.leaves import LeafSpec
 from monsess.errors import ReplicasDifferError, UnstorableLeafError
 from monsess.layout import Layout
@@ -98,7 +99,7 @@ class ReplicaCheck:
             return None
         if layout not in self._compiled:
             self._compiled[layout] = _hash_on_each_device(layout)
-        return self._compiled[layout](jax.tree.leaves(state))
+        return self._compiled[layout](jax.tree.leaves(to_local(state, layout)))
 
     @staticmethod
     def check(hashes: jax.Array | None, names: list[str], step: int) -> None:
