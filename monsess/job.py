@@ -159,6 +159,7 @@ class ClusterJob(Job):
         self._questions = itertools.count()
         self._fingerprint = 0
         self._programs: dict[Any, int] = {}
+        self._met = False
 
     @property
     def data_ended(self) -> bool:
@@ -211,9 +212,23 @@ class ClusterJob(Job):
         """The chief's bytes, on all processes, through the devices, as bytes: nothing is rounded or narrowed."""
         from jax.experimental import multihost_utils
 
+        self._meet()
         size = self.decided("a part of the state", lambda: len(data or b""))
         whole = np.zeros(size, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         return np.asarray(multihost_utils.broadcast_one_to_all(whole)).tobytes()
+
+    def _meet(self) -> None:
+        """Before the first collective: wait until all processes are here, and connect them.
+
+        Gloo gives them 30 s to connect, for each set of devices anew, and then fails, or aborts the process. One that
+        loads its data for a minute, or compiles for a minute longer than another, must not end the job.
+        """
+        if self._met:
+            return
+        self._met = True
+        self.gathered("the start of the session", None)
+        connected = jax.pmap(lambda x: jax.lax.psum(x, "all"), "all")(np.ones(jax.local_device_count(), np.int32))
+        self.wait_for(connected)
 
     def begin(self, batches: int) -> None:
         """Exchange how many batches each process surely has."""

@@ -51,6 +51,8 @@ class HookRunner:
         self.hooks = hooks = tuple(hook for hook, key in named if key not in self._elsewhere)
         self.keys = tuple(key for _, key in named if key not in self._elsewhere)
         self._began: list[Any] = []
+        #: str | None: the chief-only hook that is running just now.
+        self.on_chief: str | None = None
         #: dict of str to float: seconds spent in each hook's methods, by key.
         self.seconds: dict[str, float] = dict.fromkeys(self.keys, 0.0)
         # A method that is not overridden is not called: it costs nothing per step.
@@ -202,12 +204,14 @@ class HookRunner:
 
     def _call(self, hook: Any, key: str, method: str, *args: Any) -> Any:
         start = _now()
+        outer, self.on_chief = self.on_chief, key if id(hook) in self._chief_only else None
         try:
             return getattr(hook, method)(*args)
         except BaseException as error:
             error.add_note(f"Raised by hook {hook_name(hook)} in {method}.")
             raise
         finally:
+            self.on_chief = outer
             self.seconds[key] += _now() - start
 
 

@@ -128,12 +128,21 @@ def target() -> str:
     return f"monsess://{job.coordinator or job.source.replace(' ', '-').lower()}/{job.index}"
 
 
-def check_joined() -> None:
+def check_joined(master: str = "") -> None:
     """Refuse a process that belongs to a job and has not joined it: it would train alone, as one of several chiefs.
+
+    Args:
+        master: What the user gave as the ``master`` of a session, `Server.target` or nothing.
 
     Raises:
         ClusterError: The surroundings speak of a job of several processes, and JAX knows another number of them.
+        ValueError: ``master`` is something else.
     """
+    if master and master != target():
+        raise ValueError(
+            f"master={master!r}: expected Server.target, which is {target()!r} here. There is no remote master; leave "
+            "it out."
+        )
     if _membership.alone:
         return
     job = _membership.job or expected()

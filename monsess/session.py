@@ -36,6 +36,7 @@ from monsess.dispatch import Dispatcher, Outcome
 from monsess.errors import (
     EndOfData,
     FetchError,
+    HookError,
     MonsessError,
     SessionClosedError,
     StateMismatchError,
@@ -577,6 +578,11 @@ class MonitoredSession:
                 "run_without_hooks(step)."
             )
         self._require_whole(step)
+        if self.process_count > 1 and self._hooks.on_chief is not None:
+            raise HookError(
+                f"{self._hooks.on_chief} is among chief_only_hooks and runs {step.name}, which the other processes do "
+                "not: they would wait for one another for ever. Pass the hook in hooks=, on all processes."
+            )
         self._in_run = True
         state, counted = self._dispatcher.state, self._global_step
         try:

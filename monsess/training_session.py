@@ -11,6 +11,7 @@ from typing import Any, Final, final
 import jax
 
 from monsess.checkpoint import CheckpointOptions, KeepLast, Retention
+from monsess.cluster import expected
 from monsess.errors import ClusterError
 from monsess.hook import check_hooks
 from monsess.job import the_job
@@ -170,10 +171,19 @@ def MonitoredTrainingSession(
         max_in_flight=check_steps("max_in_flight", max_in_flight),
         check_replicas=check_replicas,
         stop_grace_period_secs=check_secs("stop_grace_period_secs", stop_grace_period_secs),
-        recovery=Recovery() if recovery is None else recovery,
+        recovery=_recovery(recovery),
         on_preemption=on_preemption,
         job=the_job(max_wait_secs, failure_timeout_secs, stall_timeout_secs, options.save_timeout_secs),
     )
+
+
+def _recovery(policy: Recovery | None) -> Recovery:
+    """The policy; with several processes only all of them together can go back, which is the launcher's affair."""
+    if jax.process_count() == 1:
+        return Recovery() if policy is None else policy
+    if policy is not None and policy.max_restarts:
+        logger.info("recovery= is left to the launcher, which starts all processes again: monsess run --max-restarts")
+    return Recovery(max_restarts=0)
 
 
 def _default_hooks(
@@ -243,6 +253,17 @@ def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:
 def _check_cluster(master: str, is_chief: bool | None) -> None:
     if master:
         raise ValueError(f"master={master!r}: monsess has no remote master; leave it empty. The cluster is JAX's.")
+    job = expected()
+    if job is not None and job.count != 1 and not jax.distributed.is_initialized():
+        raise ClusterError(
+            f"{job.source} says that this is {job.who}, but it has not joined the others and would train alone. Call "
+            "monsess.Server() at the top of the script, before JAX is used."
+        )
+    if job is not None and job.count not in (None, jax.process_count()):
+        raise ClusterError(
+            f"{job.source} says that there are {job.count} processes, JAX has {jax.process_count()}. Start as many as "
+            "are expected, or correct the variables."
+        )
     if is_chief is not None and bool(is_chief) != (jax.process_index() == 0):
         raise ClusterError(
             f"is_chief={is_chief}, but this is process {jax.process_index()} of {jax.process_count()}, and process 0 "

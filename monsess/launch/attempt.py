@@ -149,7 +149,8 @@ class Attempt:
         """Kill what still runs, read what was written, and wait for all of it."""
         self._send(signal.SIGKILL)
         for waiter in self._waiters:
-            waiter.join()
+            if waiter.ident is not None:  # else the system had no thread for it
+                waiter.join()
         self.output.finish()
         with contextlib.suppress(queue.Empty):
             while self._running:

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
     record: Record | None = None
 
     def __str__(self) -> str:
-        error = "" if self.record is None else f": {self.record.error.strip().splitlines()[0]}"
+        error = "" if self.record is None else f": {self.record.error.splitlines()[0].rstrip('.')}"
         return f"process {self.rank} failed, {self.end}{error}"
 
 

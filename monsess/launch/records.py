@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from monsess.errors import PeerFailedError
 from monsess.launch.environment import FAILURE_DIR, PROCESS_ID
+from monsess.log import mask
 
 _EXTENSION = ".json"
 
@@ -48,8 +49,8 @@ def write_record(error: BaseException) -> bool:
         return False
     content = {
         "process": int(rank),
-        "error": "".join(traceback.format_exception_only(error)).strip(),
-        "traceback": "".join(traceback.format_exception(error)),
+        "error": mask("".join(traceback.format_exception_only(error)).strip()),
+        "traceback": mask("".join(traceback.format_exception(error))),
         "time": time.time(),
     }
     path = os.path.join(folder, rank + _EXTENSION)

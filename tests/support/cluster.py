@@ -103,6 +103,14 @@ class Running:
             assert time.monotonic() < deadline, "\n".join([otherwise, *outputs])
             time.sleep(0.01)
 
+    def has_ended(self, index: int) -> bool:
+        """Whether a process is gone."""
+        try:
+            os.kill(self.pids[index], 0)
+        except ProcessLookupError:
+            return True
+        return False
+
     def send(self, index: int, number: signal.Signals) -> None:
         """Send a process a signal, if it is still there."""
         try:

@@ -27,12 +27,12 @@ class Event:
     Args:
         process: Which one; None: every one.
         at: "joining", "joined", "begin", "init" (called on the chief alone), "restore" (on another process: receiving
-            the state), "created", "input", "body", "before_run", "after_run", "before_save", "commit" (in the thread
-            that writes) and "after_save" (these three on the chief alone), "left" (the loop), "end", "on_error" or
-            "closed". All but "joining", "joined", "commit" and "input" (a thread of its own) in the training thread.
+            the state), "created", "input", "body", "step" (while it is compiled), "before_run", "after_run",
+            "before_save", "commit" (in the thread that writes) and "after_save" (these three on the chief alone),
+            "left" (the loop), "end", "on_error" or "closed". All but "joining", "joined", "commit" and "input" (a thread of its own) in the training thread.
         do: Anywhere: "sleep", "hang", "raise", "kill", "freeze" (SIGSTOP), "term", "int", "preempt" (by
-            `ms.request_preemption` from a thread). In "body" too: "break", "return", "eval", "without_hooks",
-            "other_shape", "request_stop", "save", "evaluate" (an eval step that all run: `process` is None).
+            `ms.request_preemption` from a thread). In "body" too: "break", "without_hooks",
+            "other_shape" and "save"; in "body" and "after_run" "request_stop"; in "body" and "end" "eval".
         step: The global step at that moment, or the number of the batch; None: the first time.
         seconds: To sleep.
     """
@@ -57,7 +57,8 @@ class Options:
         url: The checkpoint directory.
         steps: The limit of the `StopAtStepHook`; None: there is none.
         batches: How many batches each process has; None: enough.
-        stored: Whether the input has a state of its own, which can be redistributed.
+        stored: Whether the input has a state of its own.
+        redistributable: Whether that state can be split anew.
         engine: Of the steps.
         events: What is to happen.
         clock_ahead: Seconds by which the clock of each process is ahead.
@@ -66,6 +67,7 @@ class Options:
         sleeps: Seed of short sleeps at random places of all processes; None: there are none.
         call: ``module:function`` called with the options instead of the training; returns the report.
         arguments: For ``call``.
+        environ: Variables that are set before JAX is used; ``{index}`` and ``{folder}`` in them are filled in.
     """
 
     folder: str
@@ -77,6 +79,7 @@ class Options:
     steps: int | None = 6
     batches: tuple[int, ...] | None = None
     stored: bool = False
+    redistributable: bool = True
     engine: str = "pmap"
     events: tuple[Event, ...] = ()
     clock_ahead: tuple[float, ...] | None = None
@@ -85,6 +88,7 @@ class Options:
     sleeps: int | None = None
     call: str | None = None
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environ: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Options:
@@ -152,7 +156,11 @@ def train(options: Options, script: Script) -> None:
 
     import monsess as ms
 
-    step = ms.train_step(toy._update, engine=options.engine)
+    def update(state: Any, batch: Any) -> Any:
+        script.at("step")
+        return toy._update(state, batch)
+
+    step = ms.train_step(update, engine=options.engine)
     evaluate = ms.eval_step(toy.evaluate.function, engine=options.engine)
     rows = slice(options.index * ROWS // options.count, (options.index + 1) * ROWS // options.count)
     number = 1000 if options.batches is None else options.batches[options.index]
@@ -161,7 +169,10 @@ def train(options: Options, script: Script) -> None:
         script.at("init")
         return toy.init_fn()
 
-    hooks: list[Any] = [_hook(script)]
+    rest = toy.batch(10**6)
+    rest = {name: leaf[rows] for name, leaf in rest.items()}
+    saves: list[int] = []
+    hooks: list[Any] = [_hook(script, lambda session: session.run(evaluate, rest), saves)]
     if options.steps is not None:
         hooks.insert(0, ms.StopAtStepHook(last_step=options.steps))
     more = dict(options.session)
@@ -207,6 +218,7 @@ def train(options: Options, script: Script) -> None:
     finally:
         if sess is not None:
             report |= sess.summary()
+            report["saved_at"] = saves
             report["reason"] = None if sess.stop_reason is None else str(sess.stop_reason)
         report["threads"] = _threads()
         write_report(options, report)
@@ -231,15 +243,22 @@ def _threads(seconds: float = 3.0) -> list[str]:
         time.sleep(0.01)
 
 
-def _hook(script: Script) -> Any:
+def _hook(script: Script, run_eval: Any, saves: list[int]) -> Any:
     import monsess as ms
 
     class Events(ms.SessionRunHook):
         def begin(self) -> None:
+            self.session: Any = None
             script.at("begin")
 
         def after_create_session(self, session: Any, coord: Any) -> None:
+            self.session = session
             script.at("created", session.global_step)
+
+        def state_dict(self) -> dict[str, Any]:
+            if self.session is not None:
+                saves.append(self.session.global_step)  # asked for with every save, on all processes
+            return {}
 
         def before_run(self, run_context: Any) -> None:
             script.at("before_run", run_context.global_step)
@@ -250,7 +269,8 @@ def _hook(script: Script) -> Any:
                 run_context.request_stop("planned")
 
         def end(self, session: Any) -> None:
-            script.at("end", session.global_step)
+            if script.at("end", session.global_step) == "eval":
+                run_eval(session)
 
         def on_error(self, session: Any, error: BaseException) -> None:
             script.at("on_error")
@@ -286,7 +306,8 @@ class _Batches:
         if options.stored:
             self.get_state = lambda: {"next": self._next}
             self.set_state = self._set_state
-            self.redistribute = lambda states, index, count: max(states, key=lambda state: state["next"])
+            if options.redistributable:
+                self.redistribute = lambda states, index, count: states[0]
 
     def _set_state(self, state: Any) -> None:
         self._next = state["next"]
@@ -312,12 +333,16 @@ def _planted(script: Script) -> Iterator[None]:
 
     def before(function: Any, place: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            script.at(place, args[1] if place == "commit" else None)
+            if function is not make_room:
+                script.at(place, args[1] if place == "commit" else None)
+            elif args[0]._storage.local_path is not None:  # there a rename commits, and this comes just before it
+                script.at(place, args[2])
             return function(*args, **kwargs)
 
         return call
 
-    places = [(publish, "_commit", "commit"), (saving, "find_restorable", "restore")]
+    make_room = publish.make_room
+    places = [(publish, "_commit", "commit"), (publish, "make_room", "commit"), (saving, "find_restorable", "restore")]
     places.append((session, "receive_state", "restore"))
     kept = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, place in places:
@@ -333,6 +358,8 @@ def main(options: Options) -> None:
     """What one process does from its start to its end."""
     from monsess.testing import emulate_devices
 
+    for name, value in options.environ.items():
+        os.environ[name] = value.format(index=options.index, folder=options.folder)
     emulate_devices(options.devices)
     import monsess as ms
     from monsess import clock

@@ -139,7 +139,7 @@ def compare(state: Any, wanted: Any) -> int:
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(wanted)[0]]
     for path, leaf, other in zip(paths, jax.tree.leaves(state), jax.tree.leaves(wanted), strict=True):
         copies = leaf.addressable_shards
-        assert len(copies) == jax.device_count(), path
+        assert len(copies) == jax.local_device_count(), path
         for copy in copies:
             assert bits(copy.data) == bits(other), path
     return len(paths)

@@ -131,6 +131,12 @@ def test_a_process_that_did_not_join_is_refused(alone, environ):
     server.check_joined()
 
 
+def test_the_master_of_a_session_is_checked(alone):
+    server.check_joined(ms.Server().target)
+    with pytest.raises(ValueError, match=r"master='grpc://a:1': expected Server\.target, which is '' here"):
+        server.check_joined("grpc://a:1")
+
+
 def test_a_cluster_of_one_has_nothing_to_join(alone):
     alone(RUN | {"MONSESS_PROCESS_ID": "0", "MONSESS_PROCESS_COUNT": "1"})
     found = ms.Server()

@@ -135,10 +135,12 @@ def test_records(tmp_path, monkeypatch):
     assert not write_record(ValueError("no folder"))
     monkeypatch.setenv("MONSESS_FAILURE_DIR", str(tmp_path))
     with pytest.raises(ValueError) as caught:
-        raise ValueError("bo\udc80om")
+        raise ValueError("bo\udc80om at sftp://me:secret@host")
     assert write_record(caught.value)
     assert not write_record(PeerFailedError("a consequence")), "the first one stays"
     assert sorted(os.listdir(tmp_path)) == ["3.json"]
+    assert "sftp://***@host" in (tmp_path / "3.json").read_text()
+    assert "secret" not in json.loads((tmp_path / "3.json").read_text())["error"]
     assert json.loads((tmp_path / "3.json").read_text())["process"] == 3
     monkeypatch.setenv("MONSESS_PROCESS_ID", "4")
     assert write_record(PeerFailedError("process 3 failed"))

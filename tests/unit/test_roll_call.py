@@ -141,13 +141,14 @@ def test_a_process_0_that_is_left_over_makes_room(free):
 
 
 def test_one_that_goes_away_is_missing_again(free, caplog):
-    chief, waiting_one = Process(free, 0, 3), Process(free, 2, 3)
+    chief, waiting_one = Process(free, 0, 4), Process(free, 2, 4)
     with connected(free) as connection:
-        connection.sendall(json.dumps({"process": 1, "count": 3, "launch": "", "attempt": 0}).encode() + b"\n")
+        connection.sendall(json.dumps({"process": 1, "count": 4, "launch": "", "attempt": 0}).encode() + b"\n")
         assert b"missing" in connection.recv(100)
     until(lambda: "went away before the job began" in caplog.text)
     assert chief.thread.is_alive()
-    assert [Process(free, 1, 3).ended(), chief.ended(), waiting_one.ended()] == ["joined"] * 3
+    others = [Process(free, index, 4) for index in (1, 3)]
+    assert [process.ended() for process in (*others, chief, waiting_one)] == ["joined"] * 4
 
 
 def test_process_0_may_come_again(free):

@@ -1,0 +1,168 @@
+"""What one process wishes, or does alone, with real processes: all stop and save at the same steps, or all say why not.
+
+`tests/unit/test_agreement_of_processes.py` tries all pairs of lengths and moments in one process.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from cluster import Event, all_ended_well, outputs
+
+import monsess as ms
+
+PAIRS = [(0, 0), (0, 8), (8, 0), (1, 2), (3, 1), (2, 5), (8, 7), (8, 8)]  # of 81
+
+
+def saved(url):
+    """The committed steps, all of them sound."""
+    store = ms.CheckpointStore(str(url))
+    assert all(store.verify(step) == [] for step in store.steps())
+    return store.steps()
+
+
+def same(ended, name):
+    """What all processes report alike."""
+    found = {str(one.report.get(name)) for one in ended}
+    assert len(found) == 1, outputs(ended)
+    return ended[0].report.get(name)
+
+
+def files(url):
+    """Every file below a directory, with its content and its time."""
+    paths = sorted(path for path in pathlib.Path(url).rglob("*") if path.is_file())
+    return {str(path.relative_to(url)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+@pytest.mark.parametrize("pair", [(3, 1), *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS)])
+def test_the_shortest_input_ends_all(cluster, pair):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), batches=pair, steps=None)
+    all_ended_well(ended)
+    assert same(ended, "global_step") == min(pair)
+    assert same(ended, "stop_reason") == "END_OF_DATA"
+    assert same(ended, "bits")
+    assert (saved(url) or [None])[-1] == same(ended, "last_committed") == min(pair)
+
+
+@pytest.mark.parametrize("place", ["after_run", pytest.param("body", marks=pytest.mark.slow)])
+def test_one_process_asks_to_stop(cluster, place):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), steps=50, events=[Event(1, place, "request_stop", step=4)])
+    all_ended_well(ended)
+    last = same(ended, "global_step")
+    print(f"\nasked at step 4, stopped at step {last}")
+    assert 4 <= last <= 4 + 1 + 2
+    assert same(ended, "stop_reason") == "REQUESTED"
+    assert same(ended, "bits")
+    assert saved(url) == sorted({3, 6, last} & set(range(last + 1)))
+    assert "process 1" in ended[0].report["reason"]
+
+
+@pytest.mark.slow
+def test_one_process_asks_for_a_checkpoint(cluster):
+    url = cluster.folder("checkpoints")
+    more = {"save_checkpoint_steps": 100}
+    ended = cluster.run(2, url=str(url), steps=12, session=more, events=[Event(1, "body", "save", step=4)])
+    all_ended_well(ended)
+    assert saved(url)[-1] == 12
+    assert len(saved(url)) == 2
+    assert 4 < saved(url)[0] <= 4 + 1 + 2
+
+
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_one_process_breaks_out_of_the_loop(cluster, who):
+    url = cluster.folder("checkpoints")
+    events = [Event(None, "body", "sleep", step=4, seconds=1), Event(who, "body", "break", step=5)]
+    ended = cluster.run(2, url=str(url), steps=50, events=events)
+    for one in ended:
+        assert one.code == 1, outputs(ended)
+        assert one.error.startswith("LeftAloneError: "), outputs(ended)
+        assert "step 5" in one.error
+        assert "request_stop()" in one.error
+    assert saved(url) == [3]
+    assert max(one.at for one in ended) - when(ended, "break") < 15
+
+
+def when(ended, what):
+    """When something planned happened."""
+    return min(at for one in ended for at, do, _, _ in one.events if do == what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pmap", "shard_map"])
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("what", ["eval", "without_hooks", "other_shape"])
+def test_one_process_runs_another_program(cluster, what, who, engine):
+    """An eval step on the chief only, say: its collective would silently mix into the others' training step."""
+    url = cluster.folder("checkpoints")
+    all_ended_well(cluster.run(2, url=str(url), steps=3, engine=engine))
+    before = files(url)
+    events = [Event(who, "body", what, step=6)]
+    # A run without hooks is the same program as one with them: the process that does it is a step ahead.
+    ended = cluster.run(2, 2, url=str(url), steps=10, engine=engine, events=events, session=NO_SAVES)
+    seconds = max(one.at for one in ended) - when(ended, what)
+    print(f"\n{what} on process {who} only, {engine}: all ended {seconds:.1f} s later")
+    assert seconds < 15
+    for one in ended:
+        assert one.code == 1, outputs(ended)
+        name = "LeftAloneError" if what == "without_hooks" else "ProcessesDivergedError"
+        assert one.error.startswith(f"{name}: "), outputs(ended)
+    assert saved(url) == [3]
+    assert {name: found for name, found in files(url).items() if name.startswith("3/")} == {
+        name: found for name, found in before.items() if name.startswith("3/")
+    }
+
+
+NO_SAVES = {"save_checkpoint_steps": None, "save_checkpoint_secs": None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["eval", "other_shape"])
+def test_nothing_is_saved_after_processes_went_different_ways(cluster, what):
+    url = cluster.folder("checkpoints")
+    events = [Event(None, "body", "sleep", step=4, seconds=1), Event(0, "body", what, step=5)]
+    ended = cluster.run(2, url=str(url), steps=50, events=events, session={"save_checkpoint_steps": 3})
+    assert [one.code for one in ended] == [1, 1], outputs(ended)
+    assert all(one.error.startswith("ProcessesDivergedError: ") for one in ended), outputs(ended)
+    assert saved(url) == [3]
+
+
+@pytest.mark.slow
+def test_clocks_that_differ_save_at_the_same_steps(cluster):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(
+        2,
+        url=str(url),
+        steps=40,
+        clock_ahead=(0.0, 10.0),
+        session={"save_checkpoint_secs": 0.5},
+        events=[Event(0, "body", "sleep", step=step, seconds=0.2) for step in range(2, 38)],
+    )
+    all_ended_well(ended)
+    assert same(ended, "bits")
+    assert len(saved(url)) >= 4
+    assert saved(url)[-1] == same(ended, "global_step") == 40
+    assert same(ended, "saved_at")[-5:] == saved(url)
+
+
+@pytest.mark.slow
+def test_early_stopping_on_a_local_metric(cluster):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), steps=None, call="cluster_scenarios:early_stopping")
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    last = same(ended, "global_step")
+    assert 8 <= last <= 8 + 1 + 2  # process 1 finds at step 8 that its own metric did not fall
+    assert same(ended, "name") == "EARLY_STOPPING"
+    assert saved(url)[-1] == last
+    assert "process 1" in ended[0].report["reason"]
+    assert "own metric" in ended[1].report["reason"]
+
+
+@pytest.mark.slow
+def test_all_evaluate_at_the_end_one_of_them_late(cluster):
+    events = [Event(0, "left", "sleep", seconds=0.5), Event(None, "end", "eval")]
+    events.insert(0, Event(1, "end", "sleep", seconds=2))
+    ended = cluster.run(2, events=events)
+    all_ended_well(ended)

@@ -1,0 +1,210 @@
+"""One process fails, and all end: soon, with an exit status that tells, and with the name of the culprit.
+
+Acceptance: an exception, a SIGKILL, a SIGSTOP or a hang, in process 0 or 1, at every place of a training. From the
+fault to the last exit it takes ``failure_timeout_secs`` at most; a hang is noticed after ``stall_timeout_secs``, which
+comes on top. The table is printed at the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, Ended, Event, outputs
+
+import monsess as ms
+
+pytestmark = pytest.mark.timeout(150)
+slow = pytest.mark.slow
+
+LIMIT = 15.0  # failure_timeout_secs
+STALL = 10.0  # stall_timeout_secs, where something hangs
+COMMITTED = 3  # the step that each job begins with
+LAST = 10  # the step at which it would end; every third one is saved
+
+RAISES = [
+    *[("begin", None, index) for index in (0, 1)],
+    ("init", None, 0),
+    *[("restore", None, index) for index in (0, 1)],
+    *[("created", None, index) for index in (0, 1)],
+    *[("step", None, index) for index in (0, 1)],
+    *[("input", 7, index) for index in (0, 1)],
+    *[("before_run", 4, index) for index in (0, 1)],
+    *[("after_run", 5, index) for index in (0, 1)],
+    *[("body", 5, index) for index in (0, 1)],
+    ("before_save", 6, 0),
+    ("commit", 6, 0),
+    ("after_save", 6, 0),
+    *[("left", None, index) for index in (0, 1)],
+    *[("end", None, index) for index in (0, 1)],
+    *[("closed", None, index) for index in (0, 1)],
+]
+HANGS = [
+    ("init", None, 0),
+    *[("restore", None, index) for index in (0, 1)],
+    *[("created", None, index) for index in (0, 1)],
+    *[("input", 7, index) for index in (0, 1)],
+    *[("after_run", 5, index) for index in (0, 1)],
+    *[("left", None, index) for index in (0, 1)],
+    *[("end", None, index) for index in (0, 1)],
+]
+KILLS = [
+    *[("restore", None, index) for index in (0, 1)],
+    *[("created", None, index) for index in (0, 1)],
+    *[("input", 7, index) for index in (0, 1)],
+    *[("after_run", 5, index) for index in (0, 1)],
+    ("commit", 6, 0),
+    *[("left", None, index) for index in (0, 1)],
+    *[("end", None, index) for index in (0, 1)],
+]
+QUICK = {("raise", "after_run", 1), ("kill", "after_run", 1), ("raise", "commit", 0)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("failures")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def trained(cluster: Cluster) -> Path:
+    """A directory with a checkpoint of step 3."""
+    url = cluster.folder("trained") / "checkpoints"
+    ended = cluster.run(2, url=str(url), steps=COMMITTED)
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    return url
+
+
+@pytest.fixture(scope="module")
+def table(request) -> Iterator[list[str]]:
+    """Rows that are shown when all is over."""
+    rows: list[str] = []
+    yield rows
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("\nfault in               process  seconds until the exit of process 0, 1; statuses; newest commit")
+        print("\n".join(rows))
+
+
+def cases(do: str, places: list[tuple[str, int | None, int]]) -> list[Any]:
+    """Parameters; all but a few take their time in the full suite only."""
+    return [
+        pytest.param(*place, id=f"{place[0]}-{place[2]}", marks=[] if (do, place[0], place[2]) in QUICK else [slow])
+        for place in places
+    ]
+
+
+def fail(
+    cluster: Cluster, trained: Path, table: list[str], fault: Event, limit: float = LIMIT, **session: Any
+) -> tuple[list[Ended], list[int], Path]:
+    """Run a job into a fault; checks what holds for all of them, and returns it with the steps that it leaves."""
+    url = cluster.folder("failing") / "checkpoints"
+    begins_anew = fault.at in ("begin", "init")
+    if not begins_anew:
+        shutil.copytree(trained, url)
+    ended = cluster.run(2, url=str(url), steps=LAST, events=[fault], failure_secs=LIMIT, session=session)
+    assert fault.process is not None
+    culprit, other = ended[fault.process], ended[1 - fault.process]
+    assert len(culprit.events) == 1, f"the fault did not happen\n{outputs(ended)}"
+    seconds = [one.at - culprit.events[0][0] for one in ended]
+    steps = ms.CheckpointStore(str(url)).steps()
+    table.append(
+        f"{fault.do + ' ' + fault.at:22} {fault.process}        {seconds[0]:5.1f} {seconds[1]:5.1f}   "
+        f"{[one.code for one in ended]}   {steps[-1] if steps else None}"
+    )
+    assert max(seconds) < limit, f"{seconds}\n{outputs(ended)}"
+    assert culprit.code != 0, outputs(ended)
+    if fault.at != "closed":
+        assert other.code != 0, outputs(ended)
+    return ended, steps, url
+
+
+def committed_before(fault: Event, steps: list[int]) -> bool:
+    """Whether nothing was committed that not every process had done before the fault; saves in flight may end."""
+    if fault.at in ("end", "closed"):
+        return steps[-1] == LAST  # it is committed before that
+    newest = {"begin": 0, "init": 0, "input": 6, "after_save": 9, "left": 9}
+    if fault.at == "commit" and fault.do == "raise":  # the save of a later step may be on its way
+        return 6 not in steps
+    return max(steps, default=0) <= newest.get(fault.at, COMMITTED)
+
+
+@pytest.mark.parametrize(("at", "step", "process"), cases("raise", RAISES))
+def test_an_exception_ends_all_in_time(cluster, trained, table, at, step, process):
+    fault = Event(process, at, "raise", step=step)
+    ended, steps, _ = fail(cluster, trained, table, fault)
+    culprit, other = ended[process], ended[1 - process]
+    assert "Traceback (most recent call last):" in culprit.output, outputs(ended)
+    assert f"planned in process {process}, {at}" in culprit.output, outputs(ended)
+    assert committed_before(fault, steps), f"{steps}\n{outputs(ended)}"
+    if at != "closed":
+        assert culprit.code == 1, outputs(ended)
+        assert f"PeerFailedError: Process {process} failed at step " in other.output, outputs(ended)
+        assert f"planned in process {process}, {at}" in other.output, outputs(ended)
+
+
+@pytest.mark.parametrize(("at", "step", "process"), cases("kill", KILLS))
+def test_a_kill_ends_all_in_time(cluster, trained, table, at, step, process):
+    fault = Event(process, at, "kill", step=step)
+    ended, steps, _ = fail(cluster, trained, table, fault)
+    other = ended[1 - process]
+    assert ended[process].code == -signal.SIGKILL, outputs(ended)
+    assert committed_before(fault, steps), f"{steps}\n{outputs(ended)}"
+    if process == 1:  # process 0 takes the coordination service with it: JAX then aborts the others at once
+        assert "PeerFailedError: Process 1 has been silent for " in other.output, outputs(ended)
+        assert other.code == 1, outputs(ended)
+
+
+@slow
+@pytest.mark.parametrize(("at", "step", "process"), cases("hang", HANGS))
+def test_a_hang_is_noticed_in_time(cluster, trained, table, at, step, process):
+    fault = Event(process, at, "hang", step=step)
+    ended, steps, _ = fail(cluster, trained, table, fault, limit=STALL + LIMIT, stall_timeout_secs=STALL)
+    for one in ended:
+        assert "No process has made any progress for 10 s (stall_timeout_secs)" in one.output, outputs(ended)
+        assert f"Process {process} is furthest behind" in one.output, outputs(ended)
+        assert one.code == 1, outputs(ended)
+    assert "in hang" in ended[process].output or at == "input", f"no stack of what hangs\n{outputs(ended)}"
+    assert committed_before(fault, steps), f"{steps}\n{outputs(ended)}"
+
+
+@slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_that_is_stopped_counts_as_lost(cluster, trained, table, process):
+    url = cluster.folder("stopped") / "checkpoints"
+    shutil.copytree(trained, url)
+    fault = Event(process, "after_run", "freeze", step=5)
+    with cluster.start(2, url=str(url), steps=LAST, events=[fault], failure_secs=LIMIT) as job:
+        at = job.happened(process, "freeze")
+        job.until(lambda: job.has_ended(1 - process), LIMIT + 5, "the other process did not end")
+        job.send(process, signal.SIGKILL)
+    other = job.over[1 - process]
+    table.append(f"freeze after_run       {process}        {other.at - at:5.1f} (the other one)   {other.code}")
+    assert other.at - at < LIMIT, outputs(job.over)
+    assert other.code != 0, outputs(job.over)
+    if process == 1:
+        assert "PeerFailedError: Process 1 has been silent for " in other.output, outputs(job.over)
+    assert committed_before(fault, ms.CheckpointStore(str(url)).steps())
+
+
+@slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_after_a_kill_the_job_goes_on_from_what_is_committed(cluster, trained, table, process):
+    _, _, url = fail(cluster, trained, table, Event(process, "after_run", "kill", step=5))
+    again = cluster.run(2, url=str(url), steps=LAST)
+    straight = cluster.run(2, steps=LAST)
+    assert [one.code for one in (*again, *straight)] == [0] * 4, outputs(again)
+    assert [one.report["bits"] for one in again] == [straight[0].report["bits"]] * 2
+
+
+@slow
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("at", ["joining", "begin"])
+def test_twenty_seconds_late_is_not_too_late(cluster, process, at):
+    ended = cluster.run(2, steps=6, events=[Event(process, at, "sleep", seconds=20)])
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    assert f"waits for process {process}" in ended[1 - process].output, outputs(ended)

@@ -1,0 +1,170 @@
+"""What the processes of a job run instead of the usual training: `Options.call` names one of these functions."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import signal
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cluster_child import Options
+
+import monsess as ms
+
+_COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+
+
+def count_collectives(options: Options) -> dict[str, Any]:
+    """Train with every built-in hook that may be the chief's alone; what ran on several devices between the ends.
+
+    XLA dumps every program that it compiles, so that one which holds a collective shows up, whoever made it.
+    """
+    from jax.experimental import multihost_utils
+
+    from monsess.dispatch import Dispatcher
+
+    folder = os.path.join(options.folder, f"dump{options.index}")
+    runs: collections.Counter[str] = collections.Counter()
+    calls: list[str] = []
+    before: set[str] = set()
+    dispatch = Dispatcher.run
+
+    def counted(self: Any, step: Any, *args: Any) -> Any:
+        runs[f"{step.kind}_step_{step.name}"] += 1
+        return dispatch(self, step, *args)
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    class Between(ms.SessionRunHook):
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            before.update(os.listdir(folder))
+            calls.clear()
+
+    Dispatcher.run = counted  # type: ignore[method-assign]
+    for name in ("broadcast_one_to_all", "process_allgather", "sync_global_devices", "assert_equal"):
+        setattr(multihost_utils, name, noted(name, getattr(multihost_utils, name)))
+
+    @ms.train_step
+    def step(state: Any, batch: Any) -> Any:
+        mean = jax.lax.pmean(batch.mean(), "data")
+        return {"w": state["w"] - mean, "n": state["n"] + 1}, {"loss": mean, "w": state["w"].sum()}
+
+    @ms.eval_step
+    def look(state: Any) -> Any:
+        return {"w": state["w"].sum()}
+
+    other = iter([None, 3]).__next__
+    chief_only = [
+        ms.LoggingTensorHook(["loss"], every_n_iter=2),
+        ms.LoggingTensorHook({"w": lambda state, outputs: state["w"][0]}, every_n_secs=0.01),
+        ms.StepCounterHook(every_n_steps=3),
+        ms.NanTensorHook("loss"),
+        ms.FinalOpsHook(lambda session: session.state_copy()),
+        ms.GlobalStepWaiterHook(3, step_fn=other),
+    ]
+    with ms.MonitoredTrainingSession(
+        lambda: {"w": jnp.arange(4.0), "n": 0},
+        data=[np.full((4,), 0.5 + options.index, np.float32) for _ in range(20)],
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=3,
+        chief_only_hooks=chief_only,
+        hooks=[ms.StopAtStepHook(last_step=10), Between()],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(step)
+            if sess.global_step in (4, 7):
+                sess.run(look)
+        jax.block_until_ready(sess.state)
+        programs = collections.Counter(
+            name
+            for name in map(_program, set(os.listdir(folder)) - before)
+            if name is not None and _has_collective(folder, name)
+        )
+        found = {"programs": dict(programs), "runs": dict(runs), "calls": list(calls)}
+    return found
+
+
+def _program(name: str) -> str | None:
+    found = re.fullmatch(r"module_\d+\.(?:jit_|pmap_)?(.*)\.cpu_after_optimizations\.txt", name)
+    return name if found else None
+
+
+def _has_collective(folder: str, name: str) -> bool:
+    with open(os.path.join(folder, name)) as file:
+        text = file.read()
+    return any(f" {kind}(" in text or f" {kind}-start(" in text for kind in _COLLECTIVES)
+
+
+def every_leaf(options: Options) -> dict[str, Any]:
+    """Begin with the chief's state of every kind of leaf, or the stored one; the others' own init_fn gives zeros."""
+    import leaf_matrix
+
+    jax.config.update("jax_enable_x64", True)
+    wanted = leaf_matrix.expected()
+    fresh = options.arguments["last_step"] == 1 and options.index == 0
+
+    @ms.train_step(engine=options.engine)
+    def handed_through(state: Any) -> Any:
+        return state, {}
+
+    with ms.MonitoredTrainingSession(
+        lambda: wanted if fresh else jax.tree.map(leaf_matrix._zero, wanted),
+        checkpoint_dir=options.url,
+        checkpoint=ms.CheckpointOptions(check_finite=False),
+        hooks=[ms.StopAtStepHook(last_step=options.arguments["last_step"])],
+    ) as sess:
+        leaves = leaf_matrix.compare(sess._dispatcher.state, wanted)
+        while not sess.should_stop():
+            sess.run(handed_through)
+        leaf_matrix.compare(sess._dispatcher.state, wanted)
+    return {"leaves": leaves, "dtypes": len(wanted["dtype"]), "restored_from": sess.restored_from}
+
+
+def early_stopping(options: Options) -> dict[str, Any]:
+    """Train until a process's own metric stops falling; that of process 1 does so first."""
+    import toy
+
+    class Stops(ms.SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            step = run_context.global_step
+            metric = max(30.0 - step, (0.0, 23.0)[options.index])
+            if metric == max(31.0 - step, (0.0, 23.0)[options.index]):
+                run_context.request_stop(ms.StopReason("EARLY_STOPPING", "own metric stopped falling", by="Stops"))
+
+    rows = slice(4 * options.index, 4 * options.index + 4)
+    with ms.MonitoredTrainingSession(
+        toy.init_fn,
+        data=[{name: leaf[rows] for name, leaf in batch.items()} for batch in toy.batches(60)],
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=100,
+        hooks=[Stops()],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(toy.train)
+    return {"global_step": sess.global_step, "reason": str(sess.stop_reason), "name": sess.stop_reason.name}
+
+
+def waiting(options: Options) -> None:
+    """Wait for another run that never comes; one process dies meanwhile, or the wait has a limit of 3 s."""
+    dies = options.arguments["dies"]
+    if options.index == dies:
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    @ms.train_step
+    def step(state: Any) -> Any:
+        return state + 1, {}
+
+    hook = ms.GlobalStepWaiterHook(100, timeout_secs=3 if dies is None else 600, step_fn=lambda: None)
+    with ms.MonitoredTrainingSession(lambda: 0, hooks=[hook, ms.StopAtStepHook(last_step=3)]) as sess:
+        while not sess.should_stop():
+            sess.run(step)
