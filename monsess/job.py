@@ -278,8 +278,8 @@ class ClusterJob(Job):
     def leave(self, step: int) -> None:
         """All processes have to leave the loop after the same step."""
         self._peers.progress.doing = "leaving the loop"
-        self._peers.progress.left = True
         dispatched = self._together.dispatched
+        self._peers.progress.left = dispatched
         key = f"{next(self._questions)} the end of the loop"
         told = self._channel.gather(key, json.dumps([dispatched, step]), self._stall_secs, self.check)
         ends = [json.loads(one) for one in told]

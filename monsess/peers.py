@@ -37,13 +37,13 @@ class Progress:
         dispatched: Programs dispatched so far.
         step: Global step.
         doing: In words, for people.
-        left: Whether the loop was left.
+        left: After how many programs the loop was left, or None; hooks may run eval steps after that.
     """
 
     dispatched: int = 0
     step: int = 0
     doing: str = "starting"
-    left: bool = False
+    left: int | None = None
 
 
 class Peers:
@@ -236,12 +236,13 @@ class Peers:
         return None
 
     def _compare(
-        self, index: int, dispatched: int, step: int, doing: str, left: bool, programs: list[list[int]]
+        self, index: int, dispatched: int, step: int, doing: str, left: int | None, programs: list[list[int]]
     ) -> MonsessError | None:
         own = self.progress
-        if (left and own.dispatched > dispatched) or (own.left and dispatched > own.dispatched):
-            who, other = (index, self._channel.index) if left else (self._channel.index, index)
-            at, further = (step, own.step) if left else (own.step, step)
+        if _went_on(own.left, left, dispatched) or _went_on(left, own.left, own.dispatched):
+            here = own.left is not None and (left is None or own.left < left)  # this process left first
+            who, other = (self._channel.index, index) if here else (index, self._channel.index)
+            at, further = (own.step, step) if here else (step, own.step)
             return LeftAloneError(
                 f"Process {who} left the loop after step {at} while process {other} went on to step {further}. What "
                 "ends the loop has to be the same on all processes: ask with request_stop(), which all hear, instead "
@@ -298,6 +299,11 @@ class _EndWithoutBarrier:
 
 
 _end_without_barrier = _EndWithoutBarrier()
+
+
+def _went_on(left: int | None, others_left: int | None, others_dispatched: int) -> bool:
+    """Whether another process ran more programs before it left the loop, if it has, than one that has."""
+    return left is not None and left < (others_dispatched if others_left is None else others_left)
 
 
 def _failure(record: dict[str, Any]) -> PeerFailedError:

@@ -12,7 +12,7 @@ from cluster import Event, all_ended_well, outputs
 
 import monsess as ms
 
-PAIRS = [(0, 0), (0, 8), (8, 0), (1, 2), (3, 1), (2, 5), (8, 7), (8, 8)]  # of 81
+PAIRS = [(0, 0), (0, 8), (8, 0), (1, 2), (2, 5), (8, 7), (8, 8)]  # of 81, and one more below
 
 
 def saved(url):
@@ -35,7 +35,7 @@ def files(url):
     return {str(path.relative_to(url)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-@pytest.mark.parametrize("pair", [(3, 1), *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS)])
+@pytest.mark.parametrize("pair", [(3, 1), *(pytest.param(one, marks=pytest.mark.slow) for one in PAIRS)], ids=str)
 def test_the_shortest_input_ends_all(cluster, pair):
     url = cluster.folder("checkpoints")
     ended = cluster.run(2, url=str(url), batches=pair, steps=None)
