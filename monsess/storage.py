@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _LOCAL_SCHEMES = ("file://", "local://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+_DOUBLED = re.compile(r"(?<!:)/{2,}")
 _PERMANENT: tuple[type[BaseException], ...] = (
     PermissionError,
     FileNotFoundError,
@@ -72,7 +73,7 @@ class _Fsspec:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         filesystem, root = open_filesystem(url, options)
         self._fs: Any = filesystem
-        self._root = root.rstrip("/")
+        self._root = _DOUBLED.sub("/", root).rstrip("/")  # some stores write a//b as a/b, and list nothing in a//b
         self._in_bucket = not _BUCKETS.isdisjoint(protocols(filesystem))
         self.keeps_halves = not self._in_bucket
         #: An asynchronous filesystem works in one thread of its own, whoever calls it.
@@ -118,8 +119,9 @@ class _Fsspec:
 
     def open_read(self, rel: str) -> BinaryIO:
         self._uncache()
-        # What is read is read once, from its beginning to its end, and several files at a time: a cache would only copy.
-        return self._fs.open(self._path(rel), "rb", cache_type="none")
+        # Every file is read once, from its beginning to its end, several at a time: a cache of parts only takes memory.
+        plain = {"cache_type": "none"} if self._in_bucket else {}
+        return self._fs.open(self._path(rel), "rb", **plain)
 
     def open_write(self, rel: str) -> BinaryIO:
         # A part of an upload to a bucket gives no sign of life until it is done, so it has to be a small one.
@@ -433,7 +435,7 @@ class Storage:
                     continue  # fresh credentials tell a real refusal from old ones that have run out
                 if _is_permanent(error) or (tried >= self._tries and not self._is_patient(verb, rel, error)):
                     raise self._error(verb, rel, error) from self._cause(error)
-            self.trouble = self._what(verb, rel, error)
+                self.trouble = self._what(verb, rel, error)
             pause = min(self._backoff_secs * 2 ** min(tried - 1, 10), _MOST_BACKOFF_SECS)
             patience = self._patient_until - time.monotonic()
             time.sleep(min(pause, patience) if patience > 0 else pause)  # the last try is made before it ends

@@ -216,11 +216,11 @@ def _commit(store: CheckpointStore, step: int, data: bytes) -> None:
     raise StorageError(f"{store.url} took the commit record of step {step} and does not hand it back as written.")
 
 
-def _stage(folder: str, step: int, content: dict[str, Any], tree: Any, compress: bool = False) -> None:
+def _stage(folder: str, step: int, content: dict[str, Any], tree: Any) -> None:
     with open(os.path.join(folder, SESSION), "w", encoding="utf-8") as file:
         json.dump(content, file)
     inner = os.path.join(folder, _ORBAX_FOLDER)
-    orbax_io.write(inner, step, tree, compress=compress)
+    orbax_io.write(inner, step, tree)
     for name in os.listdir(inner):
         os.rename(os.path.join(inner, name), os.path.join(folder, name))
     os.rmdir(inner)

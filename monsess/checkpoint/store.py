@@ -321,6 +321,7 @@ class CheckpointStore:
         """Look at every step; commit records in ``known`` are not read again."""
         listing = self._look()
         known = {step: record for step, record in (known or {}).items() if step not in listing.pending}
+        self._add_unlisted(listing, known)
         survey = Survey(listing, {step: known[step] for step in listing.numbers if step in known}, {})
         unread = [step for step in listing.numbers if step not in known]
         looks = self._storage.map([lambda s=s: self._look_at(s, listing) for s in unread])
@@ -330,6 +331,14 @@ class CheckpointStore:
             else:
                 survey.others[step] = found
         return survey
+
+    def _add_unlisted(self, listing: Listing, known: Collection[int]) -> None:
+        """Add the numbers that are known to be committed, not listed, and there: some stores' listings lag behind."""
+        if self._storage.local_path is None:
+            unlisted = [step for step in known if step not in listing.numbers]
+            found = self._storage.map([lambda s=s: self._read_commit(s) for s in unlisted])
+            there = [step for step, data in zip(unlisted, found, strict=True) if data is not None]
+            listing.numbers[:] = sorted([*listing.numbers, *there])
 
     def _remembered(self, run: Mapping[str, Any] | None = None) -> dict[int, StepRecord]:
         """What run.json says of the steps; nothing if it is not there or not readable."""

@@ -20,7 +20,15 @@ from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
-from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Standing, Survey, shown_error
+from monsess.checkpoint.store import (
+    DELETING_PREFIX,
+    PENDING_PREFIX,
+    PINS,
+    CheckpointStore,
+    Standing,
+    Survey,
+    shown_error,
+)
 from monsess.errors import DirectoryInUseError
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
@@ -254,7 +262,10 @@ class Upkeep:
     def _marks(self, survey: Survey) -> list[_Work]:
         """Marks of steps that are whole, or gone."""
         steps = survey.listing.pending.difference(survey.others)
-        return [_Work(s, lambda s=s: self._store._storage.delete(f"{PENDING_PREFIX}{s}")) for s in sorted(steps)]
+        return [self._unmark(step) for step in sorted(steps)]
+
+    def _unmark(self, step: int) -> _Work:
+        return _Work(step, lambda: self._store._storage.delete(f"{PENDING_PREFIX}{step}"))
 
     def _leftovers(self, survey: Survey) -> list[_Work]:
         work: list[_Work] = []
@@ -264,6 +275,8 @@ class Upkeep:
                 continue  # somebody else's, or not ours to judge: looked at once
             if self._is_ours(step, step in pending):
                 work.append(_Work(step, lambda s=step: self._store._delete_step(s)))
+                if step in pending:
+                    work.append(self._unmark(step))
             else:
                 self._looked_at.add(step)
         for mark in aside.marks(survey.listing.moving, but_of=self._writer.attempt):
@@ -285,9 +298,12 @@ class Upkeep:
                 number = name.removeprefix(DELETING_PREFIX)
                 step = int(number) if number.isdecimal() else None
                 work.append(_Work(step, lambda n=name: self._store._storage.delete_tree(n)))
-            if name.startswith(f"{TEMPORARY_PREFIX}") and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
-                path = os.path.join(local, name)
-                work.append(_Work(None, lambda p=path: os.unlink(p)))
+        pins = os.path.join(local, PINS)
+        for folder in (local, pins) if os.path.isdir(pins) else (local,):
+            for name in os.listdir(folder):
+                if name.startswith(TEMPORARY_PREFIX) and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
+                    path = os.path.join(folder, name)
+                    work.append(_Work(None, lambda p=path: os.unlink(p)))
         return work
 
     def _is_ours(self, step: int, pending: bool) -> bool:
