@@ -165,7 +165,7 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
         if not store._compare(found, {}):
             logger.warning("Step %d in %s is committed already and is not written again.", step, store.url)
             return found
-    if found is not Standing.UNCOMMITTED:
+    if found is not Standing.UNCOMMITTED and not (found is Standing.UNFINISHED and store._is_of(step, writer.run_id)):
         target = store.set_aside(step, writer.attempt, "damaged")
         logger.warning("Moved the damaged step %d in %s to %s.", step, store.url, target)
         return None

@@ -311,6 +311,19 @@ def test_a_step_that_the_books_know_may_be_damaged_all_the_same(trained, tmp_pat
         train(place, 8)
 
 
+@pytest.mark.parametrize("data", [None, b"", b"{}"], ids=["gone", "emptied", "another"])
+def test_a_damaged_commit_record_is_remembered_as_damage_over_many_attempts(trained, tmp_path, data):
+    place = trained.copy(str(tmp_path / "long"))
+    train(place, 20)
+    place.put("20/commit.json", data)
+    changed = place.files(20)
+    for step in range(8, 20, 2):
+        place.fresh().delete(step)
+    for last_step in (7, 8, 9, 10):  # attempts that do not need the number
+        assert train(place, last_step) == max(NEWEST, last_step - 1)
+        assert place.files(20) == changed, f"after the attempt that ended at step {last_step}"
+
+
 def test_without_its_commit_record_a_step_that_no_book_knows_is_none(trained, tmp_path, caplog):
     """Nothing tells it from a save that was killed: it is named, and removed after the next commit."""
     place = trained.copy(str(tmp_path / "unknown"))

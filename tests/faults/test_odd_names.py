@@ -23,7 +23,8 @@ from monsess.checkpoint.restore import find_restorable
 from monsess.checkpoint.table import nest
 from monsess.commands import main
 
-#: Whether whole sessions run under each name, also at S3; otherwise only what such a session does with the store.
+#: Whether all names are used on all stores, and whole sessions run under them where that is quick; otherwise only what
+#: such a session does with the store.
 DEEP = int(os.environ.get("MONSESS_RANDOM_KILLS") or 4) >= 12
 #: A name, and what it must not be taken for.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -137,7 +138,8 @@ def attempt(url: str, options: dict[str, Any], last_step: int) -> ms.MonitoredSe
 def use(url: str, options: dict[str, Any], monkeypatch: Any, capsys: Any) -> None:
     """Save, list, restore, verify, pin and prune, by program and by command; ends with steps 6 and 8."""
     monkeypatch.setenv("MONSESS_STORAGE_OPTIONS", json.dumps(options))
-    if DEEP:
+    whole_sessions = DEEP and not url.startswith("s3://")
+    if whole_sessions:
         assert attempt(url, options, 4).restored_from is None
         assert attempt(url, options, 6).restored_from == 4
     else:
@@ -156,7 +158,7 @@ def use(url: str, options: dict[str, Any], monkeypatch: Any, capsys: Any) -> Non
     assert main(["ls", url, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["steps"]
     assert [row["step"] for row in rows if row["state"] == "committed"] == [6]
-    if DEEP:
+    if whole_sessions:
         assert checkpoints.verify(6) == []
         assert ms.latest_checkpoint(url, storage_options=options) == 6
         assert ms.load_checkpoint(url, storage_options=options)["count"] == 6
@@ -177,6 +179,7 @@ def is_below(name: str, directory: str) -> bool:
 
 def cases(names: Iterable[str], few: Iterable[str]) -> pytest.MarkDecorator:
     pairs = [(store, name) for store in (*STORES, "s3") for name in (names if DEEP or store in FULL else few)]
+    pairs = [pair for pair in pairs if pair != ("s3", "back\\slash")]  # SeaweedFS takes that for back/slash
     return pytest.mark.parametrize(("store", "name"), pairs, indirect=["store"])
 
 

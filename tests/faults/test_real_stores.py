@@ -57,6 +57,7 @@ def test_killed_at_random_moments_and_resumed(store, workers, cache, straight, s
     workers.map(one, range(KILLS))
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs to aiohttp
 @pytest.mark.parametrize("outage", ENDURED)
 def test_a_store_that_goes_away_in_the_middle_of_a_save(store, outage, monkeypatch, caplog):
     caplog.set_level("INFO", logger="monsess")
