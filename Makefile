@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STORES ?= sftp gcs ceph
+space := $() $()
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -27,7 +28,7 @@ servers: $(VENV)/.dev
 
 stores: $(VENV)/.dev
 	@scripts/servers.sh $(BIN)/python $(STORES)
-	$(BIN)/python -m pytest -m stores
+	$(BIN)/python -m pytest -m stores -k "$(subst $(space), or ,$(strip $(STORES)))"
 
 soak: $(VENV)/.dev
 	MONSESS_RANDOM_KILLS=40 $(BIN)/python -m pytest -m soak

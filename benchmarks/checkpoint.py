@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import itertools
 import json
 import logging
@@ -91,10 +92,9 @@ def measure(kind: str, size: int, sides: dict[str, Callable[[], Figures]], round
             print(f"\r\033[K{size} MB {kind}: round {max(number, 0) + 1}/{rounds}, {name}", end="", file=sys.stderr)
             gc.collect()
             os.sync()
-            with peak_memory() as memory:
-                figures = sides[name]()
+            figures = sides[name]()
             if number >= 0:
-                found[name].append({**figures, **memory})
+                found[name].append(figures)
     print("\r\033[K", end="", file=sys.stderr)
     last = "commit" if kind == "save" else "seconds"
     print(f"{size} MB {kind}, {rounds} rounds")
@@ -130,25 +130,33 @@ def report_goals(results: list[dict[str, Any]], size: int) -> None:
                 print(f"  goal: {text}: {value:.2f} (limit {limit:.2f}) {'yes' if value <= limit else 'NO'}")
 
 
-@contextlib.contextmanager
-def peak_memory() -> Iterator[Figures]:
-    """By how much resident memory grew at most, in MB; 0 where the system does not tell."""
-    figures: Figures = {"peak_mb": 0.0}
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        yield figures
-        return
-    before = status_mb("VmRSS")
-    yield figures
-    figures["peak_mb"] = max(0.0, status_mb("VmHWM") - before)
+class Meter:
+    """Time, processor time and the growth of resident memory since it was made, in seconds and MB."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak starts anew
+        self._memory = status_mb("VmRSS")
+        self._cpu = time.process_time()
+        self._begun = time.perf_counter()
+
+    def seconds(self) -> float:
+        """So far."""
+        return time.perf_counter() - self._begun
+
+    def read(self, name: str = "seconds") -> Figures:
+        """All figures; the time under ``name``."""
+        figures = {name: self.seconds(), "cpu": time.process_time() - self._cpu}
+        return {**figures, "peak_mb": max(0.0, status_mb("VmHWM") - self._memory)}
 
 
 def status_mb(name: str) -> float:
-    """One size from /proc/self/status."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) / 1000 for line in file if line.startswith(f"{name}:"))
+    """One size from /proc/self/status; 0 where there is none."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return 0.0
 
 
 @contextlib.contextmanager
@@ -222,18 +230,20 @@ def save_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
             return orbax(lambda state: manager.save(1, args=ocp.args.StandardSave(state)), manager.wait_until_finished)
 
     def orbax(save: Callable[[Any], Any], wait: Callable[[], Any]) -> Figures:
+        figures: Figures = {}
         training = Training(leaves)
         with training.session as session:
-            begun, cpu = time.perf_counter(), time.process_time()
+            meter = Meter()
             save(session.state)
-            held = time.perf_counter() - begun + training.extra()
+            figures["stall"] = meter.seconds() + training.extra()
             wait()
-            return {"stall": held, "commit": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
+            figures |= meter.read("commit")
+        return figures
 
     def raw() -> Figures:
         with fresh(folder) as path:
             figures = timed(lambda: write_raw(leaves, f"{path}/raw"))
-            return {"stall": figures["seconds"], "commit": figures["seconds"], "cpu": figures["cpu"]}
+            return {"stall": figures["seconds"], "commit": figures["seconds"], **figures}
 
     return {"monsess": monsess, "AsyncCheckpointer": asynchronous, "CheckpointManager": manager, "raw write": raw}
 
@@ -244,12 +254,12 @@ def monsess_save(leaves: Any, url: str, storage_options: dict[str, Any] | None =
     with contextlib.suppress(_Done):
         training = Training(leaves, checkpoint_dir=url, storage_options=storage_options)
         with training.session as session:
-            begun, cpu = time.perf_counter(), time.process_time()
+            meter = Meter()
             session.request_save()
-            figures["stall"] = time.perf_counter() - begun + training.extra()
+            figures["stall"] = meter.seconds() + training.extra()
             while not session.summary()["saves"]:
                 time.sleep(0.001)
-            figures |= {"commit": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
+            figures |= meter.read("commit")
             raise _Done
     return figures
 
@@ -290,10 +300,10 @@ def load_sides(leaves: Any, folder: str) -> dict[str, Callable[[], Figures]]:
 
 
 def timed(work: Callable[[], Any]) -> Figures:
-    """Wall time and processor time of ``work``."""
-    begun, cpu = time.perf_counter(), time.process_time()
+    """What ``work`` takes."""
+    meter = Meter()
     work()
-    return {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
+    return meter.read()
 
 
 def write_raw(leaves: Any, path: str) -> None:
@@ -312,7 +322,7 @@ def remote(url: str | None, folder: str) -> Iterator[tuple[str, dict[str, Any]]]
         yield url, json.loads(os.environ.get("MONSESS_STORAGE_OPTIONS", "{}"))
         return
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-    import servers
+    servers: Any = importlib.import_module("servers")
 
     class Roomy(servers.S3):
         """What is deleted is not given back while it runs."""
@@ -354,7 +364,8 @@ def upload_sides(leaves: Any, folder: str, url: str, options: dict[str, Any]) ->
         filesystem.put([os.path.join(local, name) for name in names], [f"{root}/{number}/{name}" for name in names])
 
     def save() -> Figures:
-        return {"seconds": monsess_save(leaves, f"{url}/save{next(counter)}", options)["commit"]}
+        figures = monsess_save(leaves, f"{url}/save{next(counter)}", options)
+        return {**figures, "seconds": figures["commit"]}
 
     return {
         "monsess": lambda: cleaned(monsess),

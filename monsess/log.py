@@ -7,12 +7,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 logger = logging.getLogger("monsess")
 
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<userinfo>[^/\s]+)@")
-_SECRET_NAME = re.compile(r"(?i)key|secret|token|passw|passphrase|signature|credential|sas")
+#: One slash or three are typed by mistake, and the password is as secret then.
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:/{1,3})(?P<userinfo>[^/\s]+)@")
+_SECRET_NAME = re.compile(r"(?i)key|secret|token|passw|passphrase|signature|credential|sas|auth|connection_string")
 _QUERY = re.compile(r"(?i)([?&](?:[^=&#\s]*(?:key|secret|token|password|signature|sig|credential)[^=&#\s]*)=)[^&#\s]+")
 
 
@@ -31,7 +32,7 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
 
 def secrets_of(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The credentials in a URL and in storage options, which a library's error may repeat; the longest first."""
-    found = set(_secret_values(options))
+    found = {variant for secret in _secret_values(options) for variant in (secret, quote(secret), quote(secret, ""))}
     for match in _USERINFO.finditer(url):
         userinfo = match["userinfo"]
         password = userinfo.partition(":")[2]
@@ -43,8 +44,10 @@ def _secret_values(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _secret_values(value)
-        elif isinstance(value, str) and isinstance(name, str) and _SECRET_NAME.search(name):
-            yield value
+        elif isinstance(name, str) and _SECRET_NAME.search(name):
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, (str, bytes)):
+                    yield one.decode(errors="replace") if isinstance(one, bytes) else one
 
 
 class _PlainHandler(logging.StreamHandler):

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
-from monsess.filesystems import can_copy, open_filesystem, protocols, remove_directory
-from monsess.localfiles import CHUNK_BYTES, Digest, Entry, LocalFiles, fsync_dir, pump
+from monsess.filesystems import FsspecFiles
+from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
 from monsess.log import logger, mask, secrets_of
 from monsess.storage_advice import advice_for
 from monsess.workers import StalledError, Workers, sign_of_life
@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 _LOCAL_SCHEMES = ("file://", "local://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
-_DOUBLED = re.compile(r"(?<!:)/{2,}")
 _PERMANENT: tuple[type[BaseException], ...] = (
     PermissionError,
     FileNotFoundError,
@@ -42,8 +41,6 @@ _PERMANENT: tuple[type[BaseException], ...] = (
     AttributeError,
     NotImplementedError,
 )
-#: Stores whose first part of the path is a bucket or container and that have no directories.
-_BUCKETS = {"s3", "gs", "abfs"}
 #: The store works and says no; a fresh filesystem object, which takes a second of CPU at S3, would say the same.
 _ANSWERS = (FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 #: The longest pause between two tries: a store that answers again is used soon, and one that does not is left in peace.
@@ -65,94 +62,6 @@ class _Backend(Protocol):
     def rmdir(self, rel: str) -> None: ...
     @property
     def keeps_halves(self) -> bool: ...
-
-
-class _Fsspec:
-    """A fresh fsspec filesystem, made by and for one thread."""
-
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        filesystem, root = open_filesystem(url, options)
-        self._fs: Any = filesystem
-        self._root = _DOUBLED.sub("/", root).rstrip("/")  # some stores write a//b as a/b, and list nothing in a//b
-        self._in_bucket = not _BUCKETS.isdisjoint(protocols(filesystem))
-        self.keeps_halves = not self._in_bucket
-        #: An asynchronous filesystem works in one thread of its own, whoever calls it.
-        self.for_all_threads = bool(getattr(filesystem, "async_impl", False))
-        cache = getattr(filesystem, "dircache", None)
-        if cache is not None and hasattr(cache, "use_listings_cache"):
-            cache.use_listings_cache = False  # one thread's listing must not answer another thread's later question
-
-    def _path(self, rel: str) -> str:
-        return f"{self._root}/{rel}" if rel else self._root
-
-    def _uncache(self) -> None:
-        filesystem = self._fs
-        while filesystem is not None:
-            filesystem.invalidate_cache()
-            filesystem = getattr(filesystem, "fs", None)
-
-    def ls(self, rel: str) -> list[Entry]:
-        self._uncache()
-        path = self._path(rel)
-        own = path.strip("/")
-        found = []
-        for entry in self._fs.ls(path, detail=True):
-            full = str(entry["name"]).rstrip("/")
-            is_dir = entry.get("type") == "directory"
-            if full.strip("/") == own:  # a file lists as itself; some stores list a directory's marker object
-                if is_dir or str(entry["name"]).endswith("/") or not entry.get("size"):
-                    continue
-                raise NotADirectoryError(errno.ENOTDIR, "is an object, not a directory", path)
-            found.append(Entry(full.rsplit("/", 1)[-1], is_dir, None if is_dir else entry.get("size")))
-        return found
-
-    def size(self, rel: str) -> int | None:
-        self._uncache()
-        return self._fs.info(self._path(rel)).get("size")
-
-    def read(self, rel: str) -> bytes:
-        self._uncache()
-        return self._fs.cat_file(self._path(rel))
-
-    def write(self, rel: str, data: bytes) -> None:
-        self._with_parent(rel, lambda path: self._fs.pipe_file(path, data))
-
-    def open_read(self, rel: str) -> BinaryIO:
-        self._uncache()
-        # Every file is read once, from its beginning to its end, several at a time: a cache of parts only takes memory.
-        plain = {"cache_type": "none"} if self._in_bucket else {}
-        return self._fs.open(self._path(rel), "rb", **plain)
-
-    def open_write(self, rel: str) -> BinaryIO:
-        # A part of an upload to a bucket gives no sign of life until it is done, so it has to be a small one.
-        size = {"block_size": CHUNK_BYTES} if self._in_bucket else {}
-        return self._with_parent(rel, lambda path: self._fs.open(path, "wb", **size))
-
-    def copy(self, source: str, target: str) -> None:
-        try:
-            if not can_copy(self._fs):
-                raise NotImplementedError
-            self._with_parent(target, lambda path: self._fs.cp_file(self._path(source), path))
-        except NotImplementedError:
-            with self.open_read(source) as reader, self.open_write(target) as writer:
-                pump(reader, writer)
-
-    def rm(self, rel: str) -> None:
-        self._fs.rm_file(self._path(rel))
-
-    def rmdir(self, rel: str) -> None:
-        if rel:  # the root may be a bucket
-            remove_directory(self._fs, self._path(rel))
-
-    def _with_parent(self, rel: str, write: Callable[[str], T]) -> T:
-        path = self._path(rel)
-        try:
-            return write(path)
-        except FileNotFoundError:  # a store with real directories: made only when they are found missing
-            if self._in_bucket:
-                raise  # there are none; makedirs would make a bucket of whatever name was mistyped
-            self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            return write(path)
 
 
 class Storage:
@@ -416,6 +325,7 @@ class Storage:
                     raise self._error(verb, rel, stalled) from stalled
 
     def _try(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool) -> T:
+        missing = 0
         for tried in itertools.count(1):
             sign_of_life()
             try:
@@ -425,7 +335,10 @@ class Storage:
             except FileNotFoundError as error:
                 if absent:
                     raise
-                raise self._error(verb, rel, error) from self._cause(error)
+                missing += 1  # a store that was restarted may not know the upload that had begun, but takes a new one
+                if missing >= self._tries:
+                    raise self._error(verb, rel, error) from self._cause(error)
+                self._generation += 1
             except Exception as error:
                 if not isinstance(error, _ANSWERS):
                     self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
@@ -454,9 +367,11 @@ class Storage:
         if made is None or made[0] != key:
             made = self._shared
         if made is None or made[0] != key:
-            backend = LocalFiles(self.local_path) if self.local_path is not None else _Fsspec(self.url, self._options)
+            backend = (
+                LocalFiles(self.local_path) if self.local_path is not None else FsspecFiles(self.url, self._options)
+            )
             made = (key, backend)
-            if isinstance(backend, _Fsspec) and backend.for_all_threads:
+            if isinstance(backend, FsspecFiles) and backend.for_all_threads:
                 self._shared = made
             else:
                 self._own.made = made

@@ -5,7 +5,12 @@ from __future__ import annotations
 import errno
 
 #: Protocols that an extra of monsess installs, with its name.
-_EXTRAS = {"s3": "s3", "s3a": "s3"}
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("hdfs", "viewfs"), "hdfs"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp"),
+}
 
 
 def advice_for(error: BaseException, url: str, local: bool) -> str:

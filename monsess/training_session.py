@@ -11,13 +11,13 @@ from typing import Any, Final, final
 import jax
 
 from monsess.checkpoint import CheckpointOptions, KeepLast, Retention
-from monsess.cluster import expected
 from monsess.errors import ClusterError
 from monsess.hook import check_hooks
 from monsess.job import the_job
 from monsess.log import logger
 from monsess.recovery import Recovery
 from monsess.scaffold import Scaffold
+from monsess.server import check_joined
 from monsess.session import MonitoredSession
 from monsess.timer import check_secs, check_steps
 
@@ -251,19 +251,7 @@ def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:
 
 
 def _check_cluster(master: str, is_chief: bool | None) -> None:
-    if master:
-        raise ValueError(f"master={master!r}: monsess has no remote master; leave it empty. The cluster is JAX's.")
-    job = expected()
-    if job is not None and job.count != 1 and not jax.distributed.is_initialized():
-        raise ClusterError(
-            f"{job.source} says that this is {job.who}, but it has not joined the others and would train alone. Call "
-            "monsess.Server() at the top of the script, before JAX is used."
-        )
-    if job is not None and job.count not in (None, jax.process_count()):
-        raise ClusterError(
-            f"{job.source} says that there are {job.count} processes, JAX has {jax.process_count()}. Start as many as "
-            "are expected, or correct the variables."
-        )
+    check_joined(master)
     if is_chief is not None and bool(is_chief) != (jax.process_index() == 0):
         raise ClusterError(
             f"is_chief={is_chief}, but this is process {jax.process_index()} of {jax.process_count()}, and process 0 "

@@ -31,7 +31,7 @@ def warm_up() -> None:
         import orbax.checkpoint  # noqa: F401
 
 
-def write(directory: str, step: int, tree: Any, *, compress: bool = False) -> None:
+def write(directory: str, step: int, tree: Any) -> None:
     """Write ``tree`` as the Orbax step directory ``directory``, which must not exist.
 
     Only this process takes part, whatever ``jax.process_count()`` says.
@@ -40,19 +40,19 @@ def write(directory: str, step: int, tree: Any, *, compress: bool = False) -> No
         directory: Absolute local path.
         step: For the texts that Orbax's marker files hold.
         tree: Nested dicts and lists of numpy arrays, Python scalars and None; nobody may change it meanwhile.
-        compress: Spend processor time to make floats a twelfth smaller, and zeros vanish.
     """
     if all(leaf is None for leaf in _leaves(tree)):
         tree = {_PLACEHOLDER: np.zeros((), np.uint8)}
     with _logging_left_alone():
-        _write(directory, tree, compress)
+        _write(directory, tree)
     for folder in (directory, os.path.join(directory, ITEM)):
         marker = os.path.join(folder, ORBAX_MARKERS[1])
         with open(marker, "w", encoding="ascii") as file:  # Orbax puts the path of the staging directory here
             file.write(f"Checkpoint commit was successful to {step}\n")
 
 
-def _write(directory: str, tree: Any, compress: bool) -> None:
+def _write(directory: str, tree: Any) -> None:
+    import jax
     import orbax.checkpoint as ocp
     from orbax.checkpoint import type_handlers
 
@@ -62,6 +62,7 @@ def _write(directory: str, tree: Any, compress: bool) -> None:
     scalar = type_handlers.ScalarHandler()  # a bool is an int; registered beside it, it would take its place
     handlers = type_handlers.create_type_handler_registry(
         *((kind, scalar) for kind in (int, float, np.number)),
+        (jax.Array, type_handlers.get_type_handler(jax.Array)),  # there are none, and Orbax warns where it has none
         (np.ndarray, type_handlers.NumpyHandler(deepcopy_host_arrays=False)),  # the values are the saver's own
     )
     items: dict[str, Any] = {
@@ -70,7 +71,7 @@ def _write(directory: str, tree: Any, compress: bool) -> None:
             type_handler_registry=handlers,
             use_ocdbt=True,
             use_zarr3=False,
-            use_compression=compress,
+            use_compression=False,  # it takes longer than a disk, and a second copy of the state
         )
     }
     handler = ocp.CompositeCheckpointHandler(

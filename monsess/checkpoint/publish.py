@@ -165,7 +165,7 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
         if not store._compare(found, {}):
             logger.warning("Step %d in %s is committed already and is not written again.", step, store.url)
             return found
-    if found is not Standing.UNCOMMITTED:
+    if found is not Standing.UNCOMMITTED and not (found is Standing.UNFINISHED and store._is_of(step, writer.run_id)):
         target = store.set_aside(step, writer.attempt, "damaged")
         logger.warning("Moved the damaged step %d in %s to %s.", step, store.url, target)
         return None
@@ -216,11 +216,11 @@ def _commit(store: CheckpointStore, step: int, data: bytes) -> None:
     raise StorageError(f"{store.url} took the commit record of step {step} and does not hand it back as written.")
 
 
-def _stage(folder: str, step: int, content: dict[str, Any], tree: Any, compress: bool = False) -> None:
+def _stage(folder: str, step: int, content: dict[str, Any], tree: Any) -> None:
     with open(os.path.join(folder, SESSION), "w", encoding="utf-8") as file:
         json.dump(content, file)
     inner = os.path.join(folder, _ORBAX_FOLDER)
-    orbax_io.write(inner, step, tree, compress=compress)
+    orbax_io.write(inner, step, tree)
     for name in os.listdir(inner):
         os.rename(os.path.join(inner, name), os.path.join(folder, name))
     os.rmdir(inner)

@@ -184,6 +184,10 @@ def _newest(
 ) -> T | None:
     for _ in range(_LOOKS):
         listing = store._look()
+        if store._storage.local_path is None:
+            listing.remembered = store._remembered()
+            newest = max(listing.numbers, default=-1)
+            store._add_unlisted(listing, [step for step in listing.remembered if step > newest])
         vanished = False
         damaged: list[str] = []
         ignored: list[str] = sorted(listing.odd)

@@ -8,12 +8,13 @@ store takes an object whole or not at all: there such a record is always damage.
 that is not valid beside such a mark is that of an *unfinished* step, which is no checkpoint and never was one. So a run
 that was killed in its very first commit starts again by itself, and one whose checkpoints are damaged never does.
 
-Either way nothing that has a commit.json is cleaned up; it is moved aside when its number is needed.
+A damaged step is never cleaned up; it is moved aside when its number is needed. An unfinished one of the same run is a
+leftover like any other.
 
 run.json remembers what the commit records of the steps said, so that a directory of a thousand steps is surveyed with
 two requests. It is a memory and no proof: whatever is restored, deleted or overwritten is looked at itself before. A
-step is forgotten before it is deleted, so one that is remembered and has files but no commit.json is damaged: somebody
-else took that away.
+step is remembered before its mark is taken away and forgotten before it is deleted, so one that is remembered and has
+files but no valid commit.json is damaged, whatever marks there are.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ class CheckpointStore:
             try:
                 return decode(data, step)
             except ValueError:
-                if step in listing.pending:
+                if step in listing.pending and not self._is_remembered(step, listing):
                     return Standing.UNFINISHED
             if again:  # perhaps it was begun and ended since the listing
                 listing.pending.update(_pending(self._list_root()))
@@ -311,16 +312,20 @@ class CheckpointStore:
 
     def _lost_record(self, step: int, listing: Listing) -> bool:
         """Whether the commit.json of a step, which is not there, once was and was not deleted by monsess."""
-        if step in listing.pending:
+        if step in listing.pending or not self._is_remembered(step, listing):
             return False
+        return not self._is_hollow(step, pending=True)
+
+    def _is_remembered(self, step: int, listing: Listing) -> bool:
         if listing.remembered is None:
             listing.remembered = self._remembered()
-        return step in listing.remembered and not self._is_hollow(step, pending=True)
+        return step in listing.remembered
 
     def _survey(self, known: Mapping[int, StepRecord] | None = None) -> Survey:
         """Look at every step; commit records in ``known`` are not read again."""
         listing = self._look()
         known = {step: record for step, record in (known or {}).items() if step not in listing.pending}
+        self._add_unlisted(listing, known)
         survey = Survey(listing, {step: known[step] for step in listing.numbers if step in known}, {})
         unread = [step for step in listing.numbers if step not in known]
         looks = self._storage.map([lambda s=s: self._look_at(s, listing) for s in unread])
@@ -330,6 +335,14 @@ class CheckpointStore:
             else:
                 survey.others[step] = found
         return survey
+
+    def _add_unlisted(self, listing: Listing, known: Collection[int]) -> None:
+        """Add the numbers that are known to be committed, not listed, and there: some stores' listings lag behind."""
+        if self._storage.local_path is None:
+            unlisted = [step for step in known if step not in listing.numbers]
+            found = self._storage.map([lambda s=s: self._read_commit(s) for s in unlisted])
+            there = [step for step, data in zip(unlisted, found, strict=True) if data is not None]
+            listing.numbers[:] = sorted([*listing.numbers, *there])
 
     def _remembered(self, run: Mapping[str, Any] | None = None) -> dict[int, StepRecord]:
         """What run.json says of the steps; nothing if it is not there or not readable."""
@@ -436,6 +449,10 @@ class CheckpointStore:
             return not self._storage.walk(str(step)) and (pending or ITEM in self._storage.list(str(step)))
         except FileNotFoundError:
             return False
+
+    def _is_of(self, step: int, run_id: str) -> bool:
+        """Whether the session.json of a step says that it is of that lineage."""
+        return (self._session_of(str(step)) or {}).get("run_id") == run_id
 
     def _session_of(self, folder: str) -> dict[str, Any] | None:
         """The session.json in ``folder``; None if there is none, ``{}`` if it is not readable as JSON."""

@@ -20,7 +20,15 @@ from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
-from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, CheckpointStore, Standing, Survey, shown_error
+from monsess.checkpoint.store import (
+    DELETING_PREFIX,
+    PENDING_PREFIX,
+    PINS,
+    CheckpointStore,
+    Standing,
+    Survey,
+    shown_error,
+)
 from monsess.errors import DirectoryInUseError
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
@@ -66,6 +74,7 @@ class Upkeep:
         self._protect = protect
         self._check = check
         self._known: dict[int, StepRecord] | None = None  # until the first commit: what run.json remembers
+        self._broken: dict[int, StepRecord] = {}  # remembered as well, or they would be taken for leftovers
         self._looked_at: set[int] = set()
         self._warned: set[str] = set()
         self._changed = threading.Condition()
@@ -168,7 +177,8 @@ class Upkeep:
             # Forgotten before they are deleted, so that a remembered step without a commit.json is damage; what is
             # just being written is remembered after its commit.
             going |= self._touched_so_far()
-            self._store._remember(self._writer.run_id, [one for step, one in known.items() if step not in going])
+            kept = [one for step, one in {**self._broken, **known}.items() if step not in going]
+            self._store._remember(self._writer.run_id, kept)
         deletions = [_Work(record.step, lambda r=record: self._forget(known, survey, r)) for record in surplus]
         marks, leftovers = self._marks(survey), self._leftovers(survey)
         always = [*deletions[:1], *marks]  # so that no more is added than taken away, however fast commits come
@@ -190,14 +200,17 @@ class Upkeep:
     def _look(self, fresh: Mapping[int, CommitRecord]) -> tuple[dict[int, StepRecord], Survey]:
         """What is there, and what is known of the committed steps."""
         if self._known is not None:
+            before = {**self._broken, **self._known}
             survey = self._store._survey({**self._known, **fresh})
         else:
             run = self._store.read_run() or {}
             damaged = self._store._remembered_damage(run)
-            remembered = {s: record for s, record in self._store._remembered(run).items() if s not in damaged}
+            before = self._store._remembered(run)
+            remembered = {s: record for s, record in before.items() if s not in damaged}
             survey = self._store._survey({**remembered, **fresh})
             self._store._note_damage(damaged, survey)
         self._known = {**survey.committed, **fresh}
+        self._broken = {s: record for s, record in before.items() if survey.others.get(s) is Standing.BROKEN}
         return self._known, survey
 
     def _do(self, work: _Work) -> None:
@@ -254,16 +267,21 @@ class Upkeep:
     def _marks(self, survey: Survey) -> list[_Work]:
         """Marks of steps that are whole, or gone."""
         steps = survey.listing.pending.difference(survey.others)
-        return [_Work(s, lambda s=s: self._store._storage.delete(f"{PENDING_PREFIX}{s}")) for s in sorted(steps)]
+        return [self._unmark(step) for step in sorted(steps)]
+
+    def _unmark(self, step: int) -> _Work:
+        return _Work(step, lambda: self._store._storage.delete(f"{PENDING_PREFIX}{step}"))
 
     def _leftovers(self, survey: Survey) -> list[_Work]:
         work: list[_Work] = []
         pending = survey.listing.pending
-        for step in survey.those(Standing.UNCOMMITTED):
+        for step in survey.those(Standing.UNCOMMITTED, Standing.UNFINISHED):
             if step in self._looked_at or step in self._touched_so_far():
                 continue  # somebody else's, or not ours to judge: looked at once
-            if self._is_ours(step, step in pending):
+            if self._is_ours(step, survey.others[step], step in pending):
                 work.append(_Work(step, lambda s=step: self._store._delete_step(s)))
+                if step in pending:
+                    work.append(self._unmark(step))
             else:
                 self._looked_at.add(step)
         for mark in aside.marks(survey.listing.moving, but_of=self._writer.attempt):
@@ -285,13 +303,18 @@ class Upkeep:
                 number = name.removeprefix(DELETING_PREFIX)
                 step = int(number) if number.isdecimal() else None
                 work.append(_Work(step, lambda n=name: self._store._storage.delete_tree(n)))
-            if name.startswith(f"{TEMPORARY_PREFIX}") and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
-                path = os.path.join(local, name)
-                work.append(_Work(None, lambda p=path: os.unlink(p)))
+        pins = os.path.join(local, PINS)
+        for folder in (local, pins) if os.path.isdir(pins) else (local,):
+            for name in os.listdir(folder):
+                if name.startswith(TEMPORARY_PREFIX) and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
+                    path = os.path.join(folder, name)
+                    work.append(_Work(None, lambda p=path: os.unlink(p)))
         return work
 
-    def _is_ours(self, step: int, pending: bool) -> bool:
-        """Whether an uncommitted step is a leftover of this lineage."""
+    def _is_ours(self, step: int, standing: Standing, pending: bool) -> bool:
+        """Whether a step without a valid commit record is a leftover of this lineage."""
+        if standing is Standing.UNFINISHED:  # all but its record had arrived
+            return self._store._is_of(step, self._writer.run_id)
         session = self._store._session_of(str(step))
         if session is None:
             return self._store._is_hollow(step, pending)

@@ -40,7 +40,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         }
         looks = store._storage.map([lambda s=s: known.get(s) or store._look_at(s, found) for s in numbers])
         pins = store._pins()
-        rows = [_row(store, s, look, s in pins) for s, look in zip(numbers, looks, strict=True)]
+        rows = [
+            _row(store, step, look, step in pins)
+            for step, look in zip(numbers, looks, strict=True)
+            # Some stores list the folder of a deleted step for ever.
+            if look is not Standing.UNCOMMITTED or not store._is_hollow(step, pending=True)
+        ]
         aside = sorted(name for name in store._list_root() if name.startswith(_PUT_ASIDE)) + sorted(found.odd)
         owner = read_owner(store)
     console.document(

@@ -31,10 +31,10 @@ from failing_run import LAST_STEP, SAVE_STEPS, URL, until
 
 import monsess as ms
 from monsess.checkpoint import CheckpointStore
-from monsess.testing import Faults
+from monsess.testing import Faults, FaultyFileSystem
 
 #: How many faults of each kind are set, at positions drawn at random; None: one at every position.
-COUNT = {"4": 2, "12": 8}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
+COUNT = {"4": 3, "12": 8}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
 
 
 # ---- in a real process
@@ -193,6 +193,28 @@ def test_credentials_that_run_out_are_renewed(url, faults, after, caplog):
     toy.assert_same_bits(sess.state_copy(), toy.straight(LAST_STEP))
 
 
+def test_a_store_whose_listings_lag_behind_loses_no_save_and_no_restart_begins_anew(url):
+    faults = Faults(stale_listing_secs=3600)
+    options, exact = {"faults": faults}, {"faults": Faults()}
+
+    def after_run(session: Any, step: int) -> None:
+        if step == 14:
+            until(lambda: set(ms.CheckpointStore(url, exact).read_run().get("steps", ())) == {"5", "10"})
+            raise InterruptedError("the power is cut")
+
+    with pytest.raises(InterruptedError):
+        failing_run.train(options, after_run, url=url, keep=ms.KeepLast(100))
+    assert FaultyFileSystem(**options).ls(url.removesuffix("/run")) == []
+    assert ms.latest_checkpoint(url, storage_options=options) == 10
+    sess = failing_run.train(options, url=url, keep=ms.KeepLast(100))
+    assert sess.restored_from == 10
+    toy.assert_same_bits(sess.state_copy(), toy.straight(LAST_STEP))
+    for each in (options, exact):
+        store = ms.CheckpointStore(url, each)
+        assert store.steps() == [5, 10, 15, 20, 25]
+        assert all(store.verify(step) == [] for step in store.steps())
+
+
 @pytest.mark.parametrize("error", [PermissionError, ConnectionError])
 def test_the_last_save_that_fails_is_an_error_of_the_session(url, faults, error):
     def after_run(session: Any, step: int) -> None:
@@ -265,10 +287,16 @@ WRITES = ("is lost though it said it was done", "arrives cut off", "arrives shor
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("directories", [False, True], ids=["objects", "directories"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_operation_that(kind, directories, url, seed, figures):
-    faults = Faults(directories=directories)
+def test_an_operation_that(kind, seed, figures):
+    chance = random.Random(f"{seed} {kind}")
+    both = [False, True] if COUNT is None else [chance.random() < 0.5]
+    for directories in both:
+        figures.append(f"a save of which one operation {kind}: {_with_faults(kind, directories, chance)}")
+
+
+def _with_faults(kind: str, directories: bool, chance: random.Random) -> str:
+    faults, url = Faults(directories=directories), f"faulty://{uuid.uuid4().hex}/run"
     arm, comes_through = KINDS[kind]
     begun = len(faults.log)
     for step in (1, 2, 3):
@@ -277,12 +305,11 @@ def test_an_operation_that(kind, directories, url, seed, figures):
     operations = [one for one in faults.log[begun:] if kind not in WRITES or one.kind == "write"]
     positions = range(1, len(operations) + 2)  # the last one hits nothing
     if COUNT is not None:
-        positions = sorted(random.Random(f"{seed} {kind}").sample(positions, min(COUNT, len(positions))))
+        positions = sorted(chance.sample(positions, min(COUNT, len(positions))))
 
     newest, ends = 3, []
     for step, position in enumerate(positions, start=4):
-        arm(faults, position)
-        ends.append(commit(url, faults, step))
+        ends.append(commit(url, faults, step, lambda p=position: arm(faults, p)))
         faults.heal()
         store = store_of(url, faults)
         committed = store.steps()
@@ -293,18 +320,21 @@ def test_an_operation_that(kind, directories, url, seed, figures):
         assert newest in committed, (position, "what was committed is there")
         assert store.verify(newest) == [], (position, "and whole")
         assert max(committed) in (newest, step), (position, "what was reported as failed may have been committed")
-    figures.append(
-        f"a save of which one operation {kind} ({'directories' if directories else 'objects'}): {len(positions)} of "
-        f"{len(operations) + 1} tried, {ends.count('committed')} committed, {ends.count('failed')} raised"
-    )
     assert commit(url, faults, 10**6) == "committed"
     left = {name for name in store_of(url, faults)._storage.list() if name not in ("run.json", "owner.json")}
     assert left == {str(step) for step in store_of(url, faults).steps()}, "leftovers"
+    return (
+        f"{len(positions)} of {len(operations) + 1} tried ({'directories' if directories else 'objects only'}), "
+        f"{ends.count('committed')} committed, {ends.count('failed')} raised"
+    )
 
 
-def commit(url: str, faults: Faults, step: int) -> str:
+def commit(url: str, faults: Faults, step: int, arm: Callable[[], None] = lambda: None) -> str:
     """Save one step, in a saver of its own, and let its clean-up end; how the save ended."""
-    writer = saver(store_of(url, faults), keep=2, save_timeout_secs=60.0)
+    store = store_of(url, faults)
+    store.steps()  # the credentials are good
+    arm()
+    writer = saver(store, keep=2, save_timeout_secs=60.0)
     try:
         writer.submit(snapshot(step))
         return "committed" if writer.wait() == [step] else "lost without a word"

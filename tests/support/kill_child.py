@@ -276,9 +276,7 @@ def train(options: Options) -> None:
 
     step, Witness, Curve, Killer = problem()
     at_operation = options.at if options.kill == "operation" else 0
-    store = kill_stores.opened(
-        options.store, options.folder, options.kind, at_operation, options.when, options.late
-    )
+    store = kill_stores.opened(options.store, options.folder, options.kind, at_operation, options.when, options.late)
     if options.pin:
         ms.CheckpointStore(store.url, store.options).pin(options.pin)
     curve = Curve(Appender(os.path.join(options.folder, "curve")))

@@ -126,17 +126,39 @@ def test_killed_in_the_very_first_commit_the_run_starts_again_by_itself(kept, ca
     url = fresh("refusing")
     die_while_committing(url, 2, kept)
     store = CheckpointStore(url)
-    torn = store._storage.read("2/commit.json")
     assert store.steps() == []
     with caplog.at_level(logging.WARNING, "monsess"):
         assert find_restorable(store) is None
     assert [r.getMessage() for r in caplog.records if " 2" in r.getMessage()]
     assert latest_checkpoint(url) is None
-    save(url, 1, attempt="a2")
-    assert store._storage.read("2/commit.json") == torn, "what carries a commit record is not cleaned up"
     save(url, 2, attempt="a2")
     assert store.verify(2) == []
-    assert names(store) == {"1", "2", "damaged-2-a2"}
+    assert names(store) == {"2"}
+
+
+def test_what_a_kill_in_a_commit_left_goes_with_the_next_commit():
+    url = fresh("refusing")
+    die_while_committing(url, 2, 0.5)
+    save(url, 3, attempt="a2")
+    assert names(CheckpointStore(url)) == {"3"}
+
+
+@pytest.mark.parametrize("whose", ["another run's", "remembered", "without a readable session.json"])
+def test_what_may_be_more_than_a_cut_off_save_is_never_deleted(whose):
+    url = fresh("refusing")
+    die_while_committing(url, 2, 0.5)
+    store = CheckpointStore(url)
+    if whose == "remembered":  # it was committed once, and damaged before its mark was gone
+        whole = save(fresh("refusing"), 2)
+        (record,) = whole._survey().committed.values()
+        store._remember("run", [record])
+    elif whose == "without a readable session.json":
+        put(store, "2/session.json", b"{")
+    torn = store._storage.read("2/commit.json")
+    run_id = "other" if whose == "another run's" else "run"
+    save(url, 3, run_id=run_id, attempt="a2")
+    assert store._storage.read("2/commit.json") == torn
+    save(url, 2, run_id=run_id, attempt="a2")
     assert store._storage.read("damaged-2-a2/commit.json") == torn
 
 

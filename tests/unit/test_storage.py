@@ -166,6 +166,48 @@ def test_a_filesystem_object_whose_credentials_have_run_out_is_replaced():
     assert len(faults.log) == 6, "credentials that never were good are believed to be bad"
 
 
+def test_a_write_that_is_told_that_something_is_missing_is_tried_again():
+    faults = Faults()
+    storage = Storage(fresh("faulty"), {"faults": faults}, backoff_secs=0.0)
+    faults.fail(
+        "write", error=FileNotFoundError("404, no such upload")
+    )  # what a restarted store does not know any more
+    storage.write("x", b"1")
+    assert storage.read("x") == b"1"
+    faults.fail("write", times=None, error=FileNotFoundError("404, no such bucket"))
+    with pytest.raises(StorageError, match="no such bucket"):
+        storage.write("y", b"1")
+
+
+@pytest.mark.parametrize("act", [lambda s: s.write("x", b"1"), lambda s: s.map([lambda: s.write("x", b"1")])])
+def test_with_patience_a_store_that_is_away_is_waited_for(act, lines):
+    faults = Faults()
+    storage = Storage(fresh("faulty"), {"faults": faults}, tries=2, backoff_secs=0.01, stall_secs=0.2)
+    faults.fail("write", times=7, error=ConnectionError("refused"))
+    faults.delay("write", 3, 1.0)  # longer than a sign of life may take
+    with storage.patience(60):
+        act(storage)
+    assert storage.read("x") == b"1"
+    (line,) = lines()
+    assert "refused" in line
+    assert "trying again, for 60 s at most" in line
+    faults.fail("write", times=7, error=ConnectionError("refused"))
+    with pytest.raises(StorageError, match="refused"):
+        act(storage)
+
+
+def test_patience_ends_and_is_not_for_what_is_permanent():
+    faults = Faults()
+    storage = Storage(fresh("faulty"), {"faults": faults}, tries=1, backoff_secs=0.01)
+    faults.fail("write", times=None, error=ConnectionError("refused"))
+    with storage.patience(0.1), pytest.raises(StorageError, match="refused"):
+        storage.write("x", b"1")
+    faults.heal()
+    faults.fail("write", times=None, error=PermissionError("403"))
+    with storage.patience(1000), pytest.raises(StorageError, match="403"):
+        storage.write("x", b"1")
+
+
 def test_transient_errors_are_retried_with_fresh_filesystems():
     storage = Storage(fresh("refusing"), backoff_secs=0.0)
     failures = iter([ConnectionError("1"), TimeoutError("2"), OSError("3")])

@@ -32,10 +32,15 @@ def test_missing_s3fs_names_the_extra(monkeypatch):
     assert "pip install 'monsess[s3]'" in message("dir::s3://bucket/run")
 
 
-def test_missing_package_of_another_protocol(monkeypatch):
+def test_missing_gcsfs_names_the_extra(monkeypatch):
     lack(monkeypatch, "gcsfs", "gs")
-    text = message("gs://bucket/run")
-    assert "gcsfs" in text
+    assert "pip install 'monsess[gcs]'" in message("gs://bucket/run")
+
+
+def test_missing_package_of_another_protocol(monkeypatch):
+    lack(monkeypatch, "adlfs", "abfs")
+    text = message("abfs://container/run")
+    assert "adlfs" in text
     assert "Install the package that serves this protocol." in text
 
 

