@@ -93,7 +93,7 @@ class Agreement:
     process_index: int = 0
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may run while its own thread holds it
         self._stop: StopReason | None = None
         self._save = False
         #: int | None: the signal that preempts the job, once that is decided.

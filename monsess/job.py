@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -190,12 +191,24 @@ class ClusterJob(Job):
             value = decide()
             self._channel.tell(key, json.dumps(value))
             return value
-        return json.loads(self._channel.hear(key, self._limit, self.check))
+        with self._waiting():
+            return json.loads(self._channel.hear(key, self._limit, self.check))
 
     def gathered(self, what: str, value: Any) -> list[Any]:
         """A value of each process, on all of them."""
         key = f"{next(self._questions)} {what}"
-        return [json.loads(one) for one in self._channel.gather(key, json.dumps(value), self._limit, self.check)]
+        with self._waiting():
+            told = self._channel.gather(key, json.dumps(value), self._limit, self.check)
+        return [json.loads(one) for one in told]
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """This process does nothing of its own here: whoever keeps the job waiting is another one."""
+        before, self._peers.progress.waits = self._peers.progress.waits, True
+        try:
+            yield
+        finally:
+            self._peers.progress.waits = before
 
     def compare(self, what: str, names: list[str], hashes: Callable[[], np.ndarray]) -> None:
         """Make sure that all processes hold the same."""
@@ -215,7 +228,14 @@ class ClusterJob(Job):
         self._meet()
         size = self.decided("a part of the state", lambda: len(data or b""))
         whole = np.zeros(size, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-        return np.asarray(multihost_utils.broadcast_one_to_all(whole)).tobytes()
+        with self._waiting():
+            try:
+                return np.asarray(multihost_utils.broadcast_one_to_all(whole)).tobytes()
+            except Exception as error:
+                explained = self.explained(error)
+                if explained is error:
+                    raise
+                raise explained from error
 
     def _meet(self) -> None:
         """Before the first collective: wait until all processes are here, and connect them.
@@ -227,8 +247,9 @@ class ClusterJob(Job):
             return
         self._met = True
         self.gathered("the start of the session", None)
-        connected = jax.pmap(lambda x: jax.lax.psum(x, "all"), "all")(np.ones(jax.local_device_count(), np.int32))
-        self.wait_for(connected)
+        with self._waiting():
+            connected = jax.pmap(lambda x: jax.lax.psum(x, "all"), "all")(np.ones(jax.local_device_count(), np.int32))
+            self.wait_for(connected)
 
     def begin(self, batches: int) -> None:
         """Exchange how many batches each process surely has."""
@@ -281,7 +302,8 @@ class ClusterJob(Job):
         dispatched = self._together.dispatched
         self._peers.progress.left = dispatched
         key = f"{next(self._questions)} the end of the loop"
-        told = self._channel.gather(key, json.dumps([dispatched, step]), self._stall_secs, self.check)
+        with self._waiting():
+            told = self._channel.gather(key, json.dumps([dispatched, step]), self._stall_secs, self.check)
         ends = [json.loads(one) for one in told]
         if any(one != ends[0] for one in ends):
             steps = ", ".join(f"process {index}: step {at}" for index, (_, at) in enumerate(ends))
@@ -289,12 +311,14 @@ class ClusterJob(Job):
                 f"The processes left the loop after different steps ({steps}). What ends the loop has to be the same "
                 "on all: ask with request_stop(), which all hear, instead of break. Nothing is saved at this end."
             )
+        self._peers.meet_at_end()
 
     def part(self) -> None:
         """Wait until the session has ended on all processes."""
         self._peers.progress.doing = "ending"
         key = f"{next(self._questions)} the end of the session"
-        self._channel.gather(key, "", self._stall_secs, self.check)
+        with self._waiting():
+            self._channel.gather(key, "", self._stall_secs, self.check)
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this process fails."""

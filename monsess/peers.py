@@ -19,6 +19,7 @@ from typing import Any
 
 from monsess.channel import Channel
 from monsess.errors import LeftAloneError, MonsessError, PeerFailedError, ProcessesDivergedError
+from monsess.launch.records import write_record
 from monsess.log import logger
 
 _BEAT_SECS = 0.25
@@ -38,12 +39,14 @@ class Progress:
         step: Global step.
         doing: In words, for people.
         left: After how many programs the loop was left, or None; hooks may run eval steps after that.
+        waits: Whether it only waits for the others.
     """
 
     dispatched: int = 0
     step: int = 0
     doing: str = "starting"
     left: int | None = None
+    waits: bool = False
 
 
 class Peers:
@@ -66,14 +69,18 @@ class Peers:
         self._programs: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._ends_at: float | None = None
         self._give_up_at: float | None = None
-        self._give_up_code = 143
+        self._give_up_code = 0
+        self._training = threading.get_ident()
+        self._beat = 0
+        self._met_at_end = False
         self._beats: dict[int, tuple[int, float]] = {}  # of each peer: the newest beat, and when it was first seen
         self._moved = time.monotonic()
         self._seen: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._watch, name="monsess-peers", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Begin to watch; the others know of this process from now on, so that they can miss it."""
+        self._tell()
         self._thread.start()
 
     def dispatching(self, number: int, program: int) -> None:
@@ -90,7 +97,8 @@ class Peers:
             ProcessesDivergedError: One runs another program.
         """
         if self._trouble is not None:
-            self._raised.set()
+            if threading.get_ident() == self._training:
+                self._raised.set()
             raise self._trouble
 
     def wait_for(self, value: Any) -> None:
@@ -118,7 +126,8 @@ class Peers:
             time.sleep(0.05)
         if self._trouble is None:
             return error
-        self._raised.set()
+        if threading.get_ident() == self._training:
+            self._raised.set()
         return self._trouble
 
     def report(self, error: BaseException) -> None:
@@ -128,6 +137,7 @@ class Peers:
         self._ends_at = time.monotonic() + 0.8 * self._failure_secs
         self._raised.set()
         _end_without_barrier.arm(self, error)
+        write_record(error)
         if isinstance(error, PeerFailedError):
             return  # the culprit has told itself, or cannot
         text = "".join(traceback.format_exception(error))
@@ -135,10 +145,18 @@ class Peers:
         self._try(lambda: self._channel.post(f"failed/{self._channel.index}", json.dumps(record)))
 
     def end_soon(self, code: int) -> None:
-        """A clean end has been asked for: end the process with ``code`` if it takes too long."""
-        if self._give_up_at is None:
+        """A signal asks all processes for a clean end: end this one with ``code`` if there is no common step in time.
+
+        The others hear of it, and do the same: a signal that one of them gets is meant for the job.
+        """
+        if self._give_up_at is None and not self._met_at_end:
             self._give_up_at = time.monotonic() + _PREEMPTION_SECS
             self._give_up_code = code
+
+    def meet_at_end(self) -> None:
+        """All processes have left the loop after the same step: what follows has limits of its own."""
+        self._met_at_end = True
+        self._give_up_at = None
 
     def say_goodbye(self) -> None:
         """Before this process ends: process 0, which holds the coordination service, lets the others read first."""
@@ -157,11 +175,9 @@ class Peers:
         self._thread.join(2.0)
 
     def _watch(self) -> None:
-        beat = 0
         while not self._closed.wait(_BEAT_SECS):
-            beat += 1
             try:
-                self._tell(beat)
+                self._tell()
                 found = self._look()
             except Exception as error:  # the coordination service is gone, and with it process 0
                 found = PeerFailedError(f"The coordination service, in process 0, does not answer: {_shown(error)}")
@@ -179,10 +195,11 @@ class Peers:
         if self._give_up_at is not None and now > self._give_up_at and self._ends_at is None:
             logger.error(
                 "process %d ends itself: the processes came to no common step within %g s of the signal (%s); the "
-                "newest checkpoint is the last periodic one",
+                "newest checkpoint is the last periodic one\n%s",
                 self._channel.index,
                 _PREEMPTION_SECS,
                 self.progress.doing,
+                self._where(),
             )
             _end_without_barrier.arm(self, SystemExit(self._give_up_code))
             _end_without_barrier()
@@ -193,15 +210,24 @@ class Peers:
             if self._trouble is not None and not self._raised.is_set():
                 where = f"the training thread does not answer ({self.progress.doing})"
                 sys.stderr.write(f"{type(self._trouble).__module__}.{type(self._trouble).__name__}: {self._trouble}\n")
-                logger.error("process %d ends itself: %s", self._channel.index, where)
+                logger.error("process %d ends itself: %s\n%s", self._channel.index, where, self._where())
+                write_record(self._trouble)
             _end_without_barrier()
 
-    def _tell(self, beat: int) -> None:
+    def _where(self) -> str:
+        """What the training thread is in the middle of."""
+        frame = sys._current_frames().get(self._training)
+        stack = [] if frame is None else traceback.format_stack(frame)
+        return "".join(["Stack of the training thread (most recent call last):\n", *stack]).rstrip()
+
+    def _tell(self) -> None:
+        self._beat += 1
         now = self.progress
+        code = 0 if self._give_up_at is None else self._give_up_code
         programs = list(self._programs)
         self._channel.post(
             f"status/{self._channel.index}",
-            json.dumps([beat, now.dispatched, now.step, now.doing, now.left, programs[-8:]]),
+            json.dumps([self._beat, now.dispatched, now.step, now.doing, now.left, programs[-8:], now.waits, code]),
         )
 
     def _look(self) -> MonsessError | None:
@@ -218,7 +244,9 @@ class Peers:
                 continue
             if self._beats.get(index, (None,))[0] != beat:
                 self._beats[index] = (beat, now)
-            found = self._compare(index, *rest)
+            if rest[-1]:
+                self.end_soon(rest[-1])
+            found = self._compare(index, *rest[:5])
             if found is not None:
                 return found
             silent = now - self._beats[index][1]
@@ -228,7 +256,8 @@ class Peers:
                     "killed, or its machine is gone or stopped. All processes end; start the job again."
                 )
         if now - self._moved > self._stall_secs:
-            behind = min(status.items(), key=lambda item: item[1][1])
+            # Who only waits is not the cause, however little it has dispatched.
+            behind = min(status.items(), key=lambda item: (item[1][6], item[1][1]))
             return PeerFailedError(
                 f"No process has made any progress for {self._stall_secs:g} s (stall_timeout_secs). Process "
                 f"{behind[0]} is furthest behind: step {behind[1][2]}, {behind[1][3]}."

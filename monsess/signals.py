@@ -31,7 +31,7 @@ class Signals:
 
     def __init__(self, stop: Callable[[int], None]) -> None:
         self._stop = weakref.WeakMethod(stop)  # a handler must not keep a session alive that nobody holds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may run while its own thread holds it
         self._received: int | None = None
         self._interrupts = 0
         self._previous: dict[int, Any] = {}

@@ -21,4 +21,6 @@ def test_every_leaf_keeps_every_bit_on_its_way_to_the_others(cluster, engine):
         )
         assert [one.code for one in ended] == [0] * count, outputs(ended)
         assert [one.report["restored_from"] for one in ended] == [None if last_step == 1 else last_step - 1] * count
-    print(f"\n{ended[0].report['leaves']} leaves of {ended[0].report['dtypes']} dtypes, {engine}: every bit, everywhere")
+    print(
+        f"\n{ended[0].report['leaves']} leaves of {ended[0].report['dtypes']} dtypes, {engine}: every bit, everywhere"
+    )

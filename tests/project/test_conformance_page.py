@@ -26,7 +26,12 @@ def test_every_behaviour_has_a_test_and_the_page_is_fresh(capsys):
 
 def test_inventory_is_whole():
     cases = conformance.load_cases(conformance.ROOT / "tests" / "conformance" / "cases.json")
-    for prefix, count, applying, deferred in (("MS", 131, 115, 4), ("BH", 88, 84, 16), ("CO", 21, 21, 0), ("SL", 50, 26, 0)):
+    for prefix, count, applying, deferred in (
+        ("MS", 131, 115, 4),
+        ("BH", 88, 84, 16),
+        ("CO", 21, 21, 0),
+        ("SL", 50, 26, 0),
+    ):
         mine = [case for case in cases if case.id.startswith(prefix)]
         assert [case.id for case in mine] == [f"{prefix}-{n:03d}" for n in range(1, count + 1)]
         assert sum(case.applies for case in mine) == applying

@@ -201,7 +201,7 @@ def train(options: Options, script: Script) -> None:
                 elif do == "without_hooks":
                     sess.run_without_hooks(step)
                 elif do == "other_shape":
-                    sess.run(step, {name: leaf[:-options.devices] for name, leaf in own.items()})
+                    sess.run(step, {name: leaf[: -options.devices] for name, leaf in own.items()})
                 elif do == "request_stop":
                     sess.request_stop("planned")
                 elif do == "save":

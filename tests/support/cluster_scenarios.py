@@ -16,7 +16,14 @@ from cluster_child import Options
 
 import monsess as ms
 
-_COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 
 def count_collectives(options: Options) -> dict[str, Any]:
