@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 import monsess as ms
@@ -39,11 +40,14 @@ def body(state: Any, batch: Any) -> Any:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What the session adds per step over a bare jax.pmap loop.")
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1, help="emulated CPU devices; 0: the devices of the machine")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
-    ms.testing.emulate_devices(options.devices)
+    if options.devices:
+        ms.testing.emulate_devices(options.devices)
+    else:
+        options.devices = jax.local_device_count()
     logging.getLogger("monsess").setLevel(logging.WARNING)
     print(f"{options.devices} device(s), {options.rounds} rounds of {options.steps} steps; microseconds per step")
     for name, make in (("(a) numpy batch on both sides", numpy_batches), ("(b) data= against placed", prefetched)):
@@ -68,7 +72,6 @@ def report(name: str, bare: Callable[[], float], monitored: Callable[[], float],
 
 def bare_loop(devices: int) -> tuple[Callable[..., Any], Any]:
     """The loop a user writes by hand: pmap with a replicated state, two steps in flight."""
-    import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
     from monsess.layout import Layout
@@ -141,8 +144,6 @@ def numpy_batches(devices: int, steps: int, make_session: Callable[..., ms.Monit
 
 def prefetched(devices: int, steps: int, make_session: Callable[..., ms.MonitoredSession]) -> Sides:
     """Comparison (b)."""
-    import jax
-
     from monsess.layout import Layout
 
     batch = {"x": np.ones((ROWS * devices, 4), np.float32)}

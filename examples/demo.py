@@ -31,16 +31,18 @@ def say(text: str) -> None:
     print(f"\n>>> {text}", flush=True)
 
 
-def train(name: str, directory: Path, kill_when: Callable[[list[str]], bool] | None = None) -> list[str]:
+def train(name: str, directory: Path, devices: int, kill_when: Callable[[list[str]], bool] | None = None) -> list[str]:
     """Run digits.py in a process of its own, show what it prints, and return it.
 
     Args:
         name: What stands before each line.
         directory: Its checkpoint directory.
+        devices: Emulated CPU devices, or 0 for those of the machine.
         kill_when: Asked at each line with all lines so far; at the first True the process is killed by SIGKILL.
     """
     command = [sys.executable, "-u", str(DIGITS), f"--checkpoint_dir={directory}"]
-    command += [f"--last_step={LAST_STEP}", f"--save_checkpoint_steps={SAVE_STEPS}", "--devices=4", "--batch_size=128"]
+    command += [f"--last_step={LAST_STEP}", f"--save_checkpoint_steps={SAVE_STEPS}", "--batch_size=128"]
+    command += [f"--devices={devices}"]
     lines: list[str] = []
     killed = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -96,15 +98,18 @@ def differing_leaves(one: Path, other: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the kill moment")
-    seed = parser.parse_args().seed
+    parser.add_argument("--devices", type=int, default=4, help="emulated CPU devices; 0: the devices of the machine")
+    flags = parser.parse_args()
+    seed, devices = flags.seed, flags.devices
     chance = random.Random(seed)
     kill_step = chance.randrange(2 * SAVE_STEPS, LAST_STEP // 2)
 
     with tempfile.TemporaryDirectory(prefix="monsess-demo-") as scratch:
         straight, disturbed = Path(scratch, "straight"), Path(scratch, "disturbed")
 
-        say(f"1. A straight run: {LAST_STEP} steps on four emulated devices, a checkpoint every {SAVE_STEPS} steps.")
-        wanted = curve_of(train("straight", straight))
+        where = f"{devices} emulated devices" if devices else "the devices of this machine"
+        say(f"1. A straight run: {LAST_STEP} steps on {where}, a checkpoint every {SAVE_STEPS} steps.")
+        wanted = curve_of(train("straight", straight, devices))
 
         say(f"2. The same run, killed by SIGKILL somewhat after step {kill_step} (chosen by --seed {seed}).")
 
@@ -116,10 +121,10 @@ def main() -> int:
             time.sleep(chance.uniform(0.0, 0.2))  # at no particular place
             return True
 
-        before = train("killed", disturbed, kill_when)
+        before = train("killed", disturbed, devices, kill_when)
 
         say("3. The same command again.")
-        lines = train("resumed", disturbed)
+        lines = train("resumed", disturbed, devices)
 
         say("4. The final checkpoints of both, compared.")
         steps = [ms.latest_checkpoint(str(directory)) for directory in (straight, disturbed)]

@@ -98,6 +98,8 @@ class Agreement:
         self._save = False
         #: int | None: the signal that preempts the job, once that is decided.
         self.signal: int | None = None
+        #: bool: whether the stop came from outside, at a moment that the training loop could not know of.
+        self.unforeseen = False
 
     @property
     def is_chief(self) -> bool:
@@ -121,6 +123,7 @@ class Agreement:
 
     def _preempted(self, number: int, by: str = "") -> None:
         self.signal = number
+        self.unforeseen = True
         Agreement.want_stop(self, StopReason("PREEMPTED", f"{signal.Signals(number).name} received", by))
 
     def withdraw_stop(self) -> StopReason | None:

@@ -99,14 +99,20 @@ class Channel:
             now = time.monotonic()
             if now - begun > limit:
                 raise ClusterError(
-                    f"Process {self.index} waited {limit:g} s for {_processes(missing)}: {what}. Look at the log of "
-                    "that process; the limits are arguments of MonitoredTrainingSession."
+                    f"Process {self.index} waited {limit:g} s for {_processes(missing)}: {_words(what)}. Look at the "
+                    "log of that process; the limits are arguments of MonitoredTrainingSession."
                 )
             if now - said > _SAY_SECS:
                 said = now
-                logger.info("process %d waits for %s: %s (%.0f s)", self.index, _processes(missing), what, now - begun)
+                logger.info(
+                    "process %d waits for %s: %s (%.0f s)", self.index, _processes(missing), _words(what), now - begun
+                )
             time.sleep(pause)
             pause = min(_LOOK_SECS, 1.5 * pause)
+
+
+def _words(what: str) -> str:
+    return what.lstrip("0123456789 ")  # the number only makes it unique
 
 
 def _processes(indices: list[int]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from monsess import clock
 from monsess.binding import Call
 from monsess.engine import Compiled, compile_step
+from monsess.errors import StepDefinitionError
 from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
@@ -69,8 +70,22 @@ class Dispatcher:
         self.finished_step = step
 
     def layout_for(self, step: Step, default: Layout) -> Layout:
-        """The devices that ``step`` runs on."""
-        if step.devices is None or step.devices == default.devices:
+        """The devices that ``step`` runs on.
+
+        Raises:
+            StepDefinitionError: They are not those of the whole job, where it has several processes.
+        """
+        if step.devices is None:
+            return default
+        if self._job.process_count > 1:
+            if list(step.devices) != jax.devices():
+                raise StepDefinitionError(
+                    f"{step.name} is to run on {len(step.devices)} of the {jax.device_count()} devices. With "
+                    f"{self._job.process_count} processes every step runs on all devices, since all vote in it: leave "
+                    "devices= out."
+                )
+            return default
+        if step.devices == default.devices:
             return default
         if step.devices not in self._layouts:
             self._layouts[step.devices] = Layout(step.devices, step.axis_name)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,13 +17,15 @@ from monsess.agreement import Agreement
 from monsess.ballot import AHEAD, fingerprint_of
 from monsess.binding import Call
 from monsess.channel import Channel
-from monsess.errors import LeftAloneError, ReplicasDifferError
+from monsess.errors import ClusterError, LeftAloneError, ProcessesDivergedError, ReplicasDifferError
 from monsess.peers import Peers
 from monsess.step import Step
 from monsess.together import ClusterAgreement
 
 #: What the errors of a collective say whose other side is gone: Gloo's are a bare ValueError.
 _OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "UNAVAILABLE", "ABORTED")
+#: Dispatches between two at which the processes wait for each other because another program follows.
+_MEET_EVERY = 50
 
 
 class Job:
@@ -90,7 +93,9 @@ class Job:
     def begin(self, batches: int) -> None:
         """Tell how many batches, at most `AHEAD`, this process surely has before the first dispatch."""
 
-    def ballot(self, step: Step, call: Call, batches: int, step_after: int) -> np.ndarray | None:
+    def ballot(
+        self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True
+    ) -> np.ndarray | None:
         """What the next dispatch, which leads to ``step_after``, carries: int32 ``[slots]``; None alone."""
         return None
 
@@ -161,6 +166,8 @@ class ClusterJob(Job):
         self._fingerprint = 0
         self._programs: dict[Any, int] = {}
         self._met = False
+        self._met_before = 0  # the newest dispatch before which all processes met
+        self._met_for: set[int] = set()  # the programs for which they did
 
     @property
     def data_ended(self) -> bool:
@@ -255,18 +262,45 @@ class ClusterJob(Job):
         """Exchange how many batches each process surely has."""
         self._together.begin(self.gathered("batches at the start", min(batches, AHEAD)))
 
-    def ballot(self, step: Step, call: Call, batches: int, step_after: int) -> np.ndarray:
+    def ballot(self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True) -> np.ndarray:
         """What the next dispatch carries for this process."""
         self._peers.check()
         self._peers.progress.step = step_after
         self._peers.progress.doing = f"running {step.name}"
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((call.args, call.named)))
-        key = (step, shapes)
+        key = (step, shapes, with_hooks)
         if key not in self._programs:
-            self._programs[key] = fingerprint_of(step.kind, step.name, step.engine, step.steps_per_run, shapes)
-        self._fingerprint = self._programs[key]
-        self._peers.dispatching(self._together.dispatched + 1, self._fingerprint)
+            parts = (step.kind, step.name, step.engine, step.steps_per_run, shapes, with_hooks)
+            self._programs[key] = fingerprint_of(*parts)
+        before, self._fingerprint = self._fingerprint, self._programs[key]
+        number = self._together.dispatched + 1
+        self._peers.dispatching(number, self._fingerprint)
+        long_ago = number >= self._met_before + _MEET_EVERY
+        if self._fingerprint not in self._met_for or (self._fingerprint != before and long_ago):
+            self._meet_before(number)
         return self._together.ballot(self._fingerprint, batches)
+
+    def _meet_before(self, number: int) -> None:
+        """Wait until all processes are about to run the same program as dispatch ``number``.
+
+        Collectives that do not match are no error: Gloo mixes them up, or aborts a process. So a program is met for
+        at its first run, and when it follows another one, but not more often than steps that alternate can bear. All
+        that agree so far meet at the same dispatches; one that runs something else there is found by the watch.
+        """
+        before, self._met_before = self._met_before, number
+        self._met_for.add(self._fingerprint)
+        what = f"program/{number}"
+        with self._waiting():
+            told = self._channel.gather(what, str(self._fingerprint), self._stall_secs, self.check)
+        if self.is_chief:
+            self._channel.forget(f"program/{before}")  # all have passed that one
+        differing = [index for index, one in enumerate(told) if one != told[self.process_index]]
+        if differing:
+            raise ProcessesDivergedError(
+                f"The processes run different programs: at dispatch {number} process {differing[0]} is not about to "
+                f"do what process {self.process_index} does. Every train step, eval step and run_without_hooks has to "
+                "be called by all processes, in the same order and with batches of the same shape."
+            )
 
     def sent(self, took_batch: bool, total: Any) -> None:
         """A program was dispatched: act on what was agreed earlier."""
@@ -316,6 +350,7 @@ class ClusterJob(Job):
     def part(self) -> None:
         """Wait until the session has ended on all processes."""
         self._peers.progress.doing = "ending"
+        self._peers.progress.ended = self._together.dispatched
         key = f"{next(self._questions)} the end of the session"
         with self._waiting():
             self._channel.gather(key, "", self._stall_secs, self.check)
@@ -349,7 +384,16 @@ def check_all() -> None:
 
 
 def the_job(max_wait_secs: float, failure_secs: float, stall_secs: float, save_secs: float) -> Job:
-    """The job that this process belongs to."""
+    """The job that this process belongs to.
+
+    Raises:
+        ClusterError: The processes have different numbers of devices.
+    """
     if jax.process_count() == 1:
         return Job()
+    devices = Counter(device.process_index for device in jax.devices())
+    if len(set(devices.values())) > 1:
+        shown = ", ".join(f"process {index}: {number}" for index, number in sorted(devices.items())[:8])
+        more = ", ..." if len(devices) > 8 else ""
+        raise ClusterError(f"Every process of a job needs the same number of devices, found {shown}{more}.")
     return ClusterJob(max_wait_secs, failure_secs, stall_secs, save_secs)

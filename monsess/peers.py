@@ -39,6 +39,7 @@ class Progress:
         step: Global step.
         doing: In words, for people.
         left: After how many programs the loop was left, or None; hooks may run eval steps after that.
+        ended: After how many programs, those of hooks included, the session came to its end, or None.
         waits: Whether it only waits for the others.
     """
 
@@ -46,6 +47,7 @@ class Progress:
     step: int = 0
     doing: str = "starting"
     left: int | None = None
+    ended: int | None = None
     waits: bool = False
 
 
@@ -170,7 +172,12 @@ class Peers:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Stop watching: the session has ended cleanly on all processes."""
+        """Stop watching, where the session has ended cleanly; after a failure this process still has to end in time.
+
+        What is left to run may be a thread that Python's exit waits for, or a handler that waits for another process.
+        """
+        if self._ends_at is not None:
+            return
         self._closed.set()
         self._thread.join(2.0)
 
@@ -227,7 +234,9 @@ class Peers:
         programs = list(self._programs)
         self._channel.post(
             f"status/{self._channel.index}",
-            json.dumps([self._beat, now.dispatched, now.step, now.doing, now.left, programs[-8:], now.waits, code]),
+            json.dumps(
+                [self._beat, now.dispatched, now.step, now.doing, now.left, programs[-8:], now.waits, now.ended, code]
+            ),
         )
 
     def _look(self) -> MonsessError | None:
@@ -246,7 +255,7 @@ class Peers:
                 self._beats[index] = (beat, now)
             if rest[-1]:
                 self.end_soon(rest[-1])
-            found = self._compare(index, *rest[:5])
+            found = self._compare(index, *rest[:5]) or self._compare_endings(index, rest[0], rest[6])
             if found is not None:
                 return found
             silent = now - self._beats[index][1]
@@ -286,6 +295,15 @@ class Peers:
                     "called by all processes, in the same order and with batches of the same shape."
                 )
         return None
+
+    def _compare_endings(self, index: int, dispatched: int, ended: int | None) -> MonsessError | None:
+        own = self.progress
+        if not (_went_on(own.ended, ended, dispatched) or _went_on(ended, own.ended, own.dispatched)):
+            return None
+        return ProcessesDivergedError(
+            f"At the end of the session process {self._channel.index} has run {own.dispatched} programs and process "
+            f"{index} {dispatched}. An eval step that a hook runs in `end` has to be run by all processes."
+        )
 
     def _try(self, call: Any) -> None:
         try:

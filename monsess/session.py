@@ -96,8 +96,9 @@ class MonitoredSession:
         item = self._next_batch(layout) if takes_batch else None
         call = bind(step, args, feeds, layout, item, self._remainder)
 
-        ballot = self._job.ballot(step, call, self._feeding.ahead(), self._global_step + step.steps_per_run)
-        outcome = self._dispatcher.run(step, call, layout, self._global_step + step.steps_per_run, ballot)
+        step_after = self._global_step + step.steps_per_run
+        ballot = self._job.ballot(step, call, self._feeding.ahead(), step_after, hooks is self._hooks)
+        outcome = self._dispatcher.run(step, call, layout, step_after, ballot)
         if item is not None:
             self._feeding.consumed()
         if step.kind == "train":
@@ -217,7 +218,8 @@ class MonitoredSession:
             The step's outputs, reduced as the step says; converting one waits for the step.
 
         Raises:
-            EndOfData: ``data`` has ended; a clean end inside the with-block.
+            EndOfData: ``data`` has ended, or a signal or another process has stopped the session since `should_stop`
+                said no; a clean end inside the with-block.
             RunAfterStopError: A stop was agreed on.
             SessionClosedError: The session is closed.
             BatchError: The batch does not fit the devices.
@@ -305,6 +307,8 @@ class MonitoredSession:
             self._stopping.at_end_of_data(EndOfData())
         if self._stopping.reason is None and self._coord.requested_exception is not None and not self._in_call:
             return self.should_stop()  # a thread has failed just now
+        if self.stop_requested and not self._in_call:
+            self._stopping.told()
         return self.stop_requested
 
     def request_stop(self, reason: Any = None, everywhere: bool = False) -> None:
@@ -724,7 +728,10 @@ class MonitoredSession:
             self.close()  # exit code 0 promises that the final step is committed
             return False
         if self._phase == "open":
-            self._leave_with_error(error)
+            explained = self._job.explained(error) if isinstance(error, Exception) else error
+            self._leave_with_error(explained)
+            if explained is not error:
+                raise explained from error
         return False
 
     def _leave_cleanly(self) -> None:

@@ -20,6 +20,7 @@ class Stopping:
         self._agreement = agreement
         self._limit: tuple[int, str] | None = None
         self._ended = False
+        self._told = False  # whether the loop knows that it is to end
         self._held: StopReason | None = None  # asked for in a run that was rolled back
 
     @property
@@ -54,7 +55,7 @@ class Stopping:
     def roll_back(self) -> None:
         """At a recovery: what follows from step and input is found anew; a request waits for the repeated run."""
         stop = self._agreement.withdraw_stop()
-        self._ended = False
+        self._ended = self._told = False
         if stop is not None and stop not in (StopReason.LAST_STEP, StopReason.END_OF_DATA, StopReason.ERROR):
             self._held = stop
 
@@ -64,15 +65,22 @@ class Stopping:
             held, self._held = self._held, None
             self.request(held)
 
+    def told(self) -> None:
+        """The training loop has been told to stop."""
+        self._told = True
+
     def require_none(self) -> None:
         """Refuse a further train step after a stop.
 
         Raises:
-            EndOfData: The input has ended.
+            EndOfData: The input has ended, or a signal or another process has stopped the job since the loop last
+                asked: it ends cleanly here.
             RunAfterStopError: A stop was agreed on.
         """
         if self._ended:
             raise EndOfData("The input has ended; there is no further batch.")
+        if self._agreement.stop is not None and self._agreement.unforeseen and not self._told:
+            raise LeaveStepFn(f"The session stops: {self._agreement.stop}.")
         if self._agreement.stop is not None:
             raise RunAfterStopError(
                 f"Run called even after should_stop requested: {self._agreement.stop}. End the loop with "

@@ -146,6 +146,7 @@ class ClusterAgreement(Agreement):
             if tally.stop is None:
                 return
             own, self._wish = self._wish, None
+        self.unforeseen = True  # an eval step of the loop's own may have carried it
         if tally.stop == "PREEMPTED":
             by = "" if tally.by == self.process_index or tally.by is None else f"process {tally.by}"
             self._preempted(signal.SIGINT if tally.interrupted else signal.SIGTERM, by)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 
 import pytest
@@ -210,6 +211,26 @@ def test_every_error_gives_hooks_their_other_ending_and_saves_nothing_new(tmp_pa
     assert endings(trace) == ["B.on_error", "A.on_error"]
     assert hooks[0].errors == [error]
     assert steps_of(tmp_path) == [2]  # the save that was in flight is waited for, step 3 is not saved
+
+
+@trap("W-07")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_a_clean_end_with_a_final_checkpoint(tmp_path, number, code):
+    trace = []
+    handler = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught:
+        with ms.MonitoredTrainingSession(
+            init_fn, hooks=[Recorder("A", trace)], checkpoint_dir=tmp_path, save_checkpoint_steps=2
+        ) as sess:
+            while not sess.should_stop():
+                sess.run(count)
+                if sess.global_step == 3:
+                    signal.raise_signal(number)
+    assert caught.value.code == code
+    assert endings(trace) == ["A.end"]
+    assert steps_of(tmp_path) == [2, 3]
+    assert sess.stop_reason == ms.StopReason.PREEMPTED
+    assert signal.getsignal(number) is handler
 
 
 @trap("W-06", "W-07", "W-08")

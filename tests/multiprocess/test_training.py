@@ -152,7 +152,41 @@ def test_between_first_and_last_step_there_is_no_collective_but_the_steps(cluste
     )
     assert [one.code for one in ended] == [0, 0], outputs(ended)
     for one in ended:
-        assert one.report["programs"] == {"train_step_step": 1, "eval_step_look": 1}, one.report
+        assert sum(one.report["programs"].values()) == 2, one.report  # the two steps, with collectives in them
         assert one.report["runs"] == {"train_step_step": 10, "eval_step_look": 2}
         assert one.report["calls"] == []
     assert saved(url) == [3, 6, 9, 10]
+
+
+@pytest.mark.slow
+def test_several_sessions_in_one_job(cluster):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), call="cluster_scenarios:several_sessions")
+    reports = [one.report["sessions"] for one in ended]
+    assert reports[0] == reports[1]
+    assert [report[:2] for report in reports[0]] == [[None, 4], [4, 7]]
+    assert [one.code for one in ended] == [1, 1], outputs(ended)
+    assert ended[0].report["error"].startswith("PeerFailedError: Process 1 failed at step 9: ValueError: planned")
+    assert saved(url)[:4] == [3, 4, 6, 7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pmap", "shard_map"])
+@pytest.mark.parametrize("devices", ["one", "local", "all"])
+def test_a_step_on_some_devices_is_refused(cluster, devices, engine):
+    ended = cluster.run(2, 2, call="cluster_scenarios:on_given_devices", engine=engine, arguments={"devices": devices})
+    for one in ended:
+        if devices == "all":
+            assert one.report == {"state": 12.0}, one.output
+        else:
+            assert one.code == 1
+            assert "StepDefinitionError: step is to run on " in one.output, one.output
+
+
+@pytest.mark.slow
+def test_processes_with_different_numbers_of_devices_are_refused(cluster):
+    for one in cluster.run(2, (1, 2)):
+        assert one.code == 1
+        assert one.error == (
+            "ClusterError: Every process of a job needs the same number of devices, found process 0: 1, process 1: 2."
+        )

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import cluster_child
+import cluster_fork
 from cluster_child import Event, Options
 
 from monsess.launch.environment import free_address
@@ -131,7 +131,7 @@ class Cluster:
         self._numbers = itertools.count(1)
         with open(scratch / "server.txt", "ab") as errors:
             self._server = subprocess.Popen(
-                [sys.executable, "-W", "error", cluster_child.__file__, "--serve"],
+                [sys.executable, "-W", "error", cluster_fork.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -145,12 +145,12 @@ class Cluster:
         path.mkdir()
         return path
 
-    def run(self, count: int, devices: int = 1, limit: float = LIMIT, **options: Any) -> list[Ended]:
+    def run(self, count: int, devices: int | Sequence[int] = 1, limit: float = LIMIT, **options: Any) -> list[Ended]:
         """Run a job to its end.
 
         Args:
             count: How many processes.
-            devices: Of each.
+            devices: Of each, or those of one after the other.
             limit: Seconds after which they are killed, and the test fails.
             **options: See `Options`; ``events`` may be any sequence.
         """
@@ -159,13 +159,16 @@ class Cluster:
         return job.over
 
     @contextmanager
-    def start(self, count: int, devices: int = 1, limit: float = LIMIT, **options: Any) -> Iterator[Running]:
+    def start(
+        self, count: int, devices: int | Sequence[int] = 1, limit: float = LIMIT, **options: Any
+    ) -> Iterator[Running]:
         """Run a job; inside the with-block it runs, after it `Running.over` says how it ended."""
         folder = self.folder("job")
         address = free_address() if count > 1 else None
         options["events"] = tuple(options.get("events", ()))
+        numbers = [devices] * count if isinstance(devices, int) else devices
         processes = [
-            dataclasses.asdict(Options(str(folder), index, count, address, devices, **options))
+            dataclasses.asdict(Options(str(folder), index, count, address, numbers[index], **options))
             for index in range(count)
         ]
         assert self._server.stdin is not None

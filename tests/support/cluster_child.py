@@ -1,7 +1,4 @@
-"""One process of a training of several, told by `Options` what goes wrong in it and where; see `cluster` for the tests.
-
-As a program it forks the processes of a job on request (``--serve``), so that only the first one pays for the imports.
-"""
+"""One process of a training of several, told by `Options` what goes wrong in it and where; see `cluster`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import importlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,10 +25,12 @@ class Event:
         at: "joining", "joined", "begin", "init" (called on the chief alone), "restore" (on another process: receiving
             the state), "created", "input", "body", "step" (while it is compiled), "before_run", "after_run",
             "before_save", "commit" (in the thread that writes) and "after_save" (these three on the chief alone),
-            "left" (the loop), "end", "on_error" or "closed". All but "joining", "joined", "commit" and "input" (a thread of its own) in the training thread.
-        do: Anywhere: "sleep", "hang", "raise", "kill", "freeze" (SIGSTOP), "term", "int", "preempt" (by
-            `ms.request_preemption` from a thread). In "body" too: "break", "without_hooks",
-            "other_shape" and "save"; in "body" and "after_run" "request_stop"; in "body" and "end" "eval".
+            "left" (the loop), "end", "ending" (after it), "on_error" or "closed". All but "commit" and "input", which
+            has a thread of its own, in the training thread.
+        do: Anywhere: "sleep", "hang", "raise", "raise_beside_thread" (one that never ends), "kill", "freeze"
+            (SIGSTOP), "term", "int", "preempt" (by `ms.request_preemption` from a thread).
+            In "body" too: "break", "without_hooks", "other_shape" and "save"; in "body" and "after_run" "request_stop";
+            in "body" and "ending" "eval".
         step: The global step at that moment, or the number of the batch; None: the first time.
         seconds: To sleep.
     """
@@ -54,7 +52,7 @@ class Options:
         count: How many there are.
         address: Of process 0, or None if there is no job to join.
         devices: Of this process.
-        url: The checkpoint directory.
+        url: The checkpoint directory; ``{index}`` in it is filled in.
         steps: The limit of the `StopAtStepHook`; None: there is none.
         batches: How many batches each process has; None: enough.
         stored: Whether the input has a state of its own.
@@ -135,7 +133,9 @@ class Script:
         elif event.do == "hang":
             while True:
                 time.sleep(1)
-        elif event.do == "raise":
+        elif event.do.startswith("raise"):
+            if event.do == "raise_beside_thread":
+                threading.Thread(target=time.sleep, args=(3600,), name="user's").start()  # Python's exit joins it
             raise ValueError(f"planned in process {self._options.index}, {event.at}")
         elif event.do in numbers:
             os.kill(os.getpid(), numbers[event.do])
@@ -176,7 +176,8 @@ def train(options: Options, script: Script) -> None:
     if options.steps is not None:
         hooks.insert(0, ms.StopAtStepHook(last_step=options.steps))
     more = dict(options.session)
-    if options.url is not None:
+    url = None if options.url is None else options.url.replace("{index}", str(options.index))
+    if url is not None:
         if not {"save_checkpoint_steps", "save_checkpoint_secs"} & more.keys():
             more["save_checkpoint_steps"] = 3
         hooks.append(_listening(script))
@@ -186,7 +187,7 @@ def train(options: Options, script: Script) -> None:
     try:
         with _planted(script):
             sess = ms.MonitoredTrainingSession(
-                init_fn, data=_Batches(number, rows, script, options), checkpoint_dir=options.url, hooks=hooks, **more
+                init_fn, data=_Batches(number, rows, script, options), checkpoint_dir=url, hooks=hooks, **more
             )
         with _planted(script), sess:
             report["began"] = sess.global_step
@@ -269,7 +270,8 @@ def _hook(script: Script, run_eval: Any, saves: list[int]) -> Any:
                 run_context.request_stop("planned")
 
         def end(self, session: Any) -> None:
-            if script.at("end", session.global_step) == "eval":
+            script.at("end", session.global_step)
+            if script.at("ending", session.global_step) == "eval":
                 run_eval(session)
 
         def on_error(self, session: Any, error: BaseException) -> None:
@@ -400,70 +402,3 @@ def prepare() -> None:
     import toy  # noqa: F401
 
     import monsess.hooks  # noqa: F401
-
-
-def serve() -> Options | None:
-    """Fork the processes of one job per request and report each end; returns the options in each child."""
-    prepare()
-    threads = len(os.listdir("/proc/self/task"))
-    assert threads == 1, f"the process that forks has {threads} threads"
-    for line in sys.stdin:
-        request = json.loads(line)
-        pids: dict[int, int] = {}
-        for found in request["processes"]:
-            options = Options.of(found)
-            pid = os.fork()
-            if pid == 0:
-                _become_child(options)
-                return options
-            pids[pid] = options.index
-        _tell({"pids": {index: pid for pid, index in pids.items()}})
-        deadline = time.monotonic() + request["limit"]
-        while pids:
-            for pid in list(pids):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    _tell({"ended": pids.pop(pid), "code": os.waitstatus_to_exitcode(status), **_end(pid)})
-            if time.monotonic() > deadline:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.005)
-    return None
-
-
-def _become_child(options: Options) -> None:
-    os.setsid()  # whatever it leaves behind is found by this
-    _die_with_parent()
-    for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, f"{options.index}.txt", os.O_WRONLY | os.O_CREAT)):
-        os.dup2(os.open(os.path.join(options.folder, name), flags | os.O_APPEND, 0o644), number)
-    os.dup2(1, 2)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _end(pid: int) -> dict[str, Any]:
-    """When a process ended, and whether it left processes behind, which are ended."""
-    at = time.monotonic()
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return {"at": at, "left_processes": False}
-    return {"at": at, "left_processes": True}
-
-
-def _tell(what: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    wanted = serve() if sys.argv[1] == "--serve" else Options.of(json.loads(sys.argv[1]))
-    if wanted is not None:
-        main(wanted)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from typing import Any
 
 import jax
@@ -76,7 +77,7 @@ def count_collectives(options: Options) -> dict[str, Any]:
         ms.LoggingTensorHook({"w": lambda state, outputs: state["w"][0]}, every_n_secs=0.01),
         ms.StepCounterHook(every_n_steps=3),
         ms.NanTensorHook("loss"),
-        ms.FinalOpsHook(lambda session: session.state_copy()),
+        ms.FinalOpsHook("loss"),
         ms.GlobalStepWaiterHook(3, step_fn=other),
     ]
     with ms.MonitoredTrainingSession(
@@ -92,24 +93,21 @@ def count_collectives(options: Options) -> dict[str, Any]:
             if sess.global_step in (4, 7):
                 sess.run(look)
         jax.block_until_ready(sess.state)
-        programs = collections.Counter(
-            name
-            for name in map(_program, set(os.listdir(folder)) - before)
-            if name is not None and _has_collective(folder, name)
-        )
-        found = {"programs": dict(programs), "runs": dict(runs), "calls": list(calls)}
-    return found
+        programs = _with_collectives(folder, set(os.listdir(folder)) - before)
+        return {"programs": programs, "runs": dict(runs), "calls": list(calls)}
 
 
-def _program(name: str) -> str | None:
-    found = re.fullmatch(r"module_\d+\.(?:jit_|pmap_)?(.*)\.cpu_after_optimizations\.txt", name)
-    return name if found else None
-
-
-def _has_collective(folder: str, name: str) -> bool:
-    with open(os.path.join(folder, name)) as file:
-        text = file.read()
-    return any(f" {kind}(" in text or f" {kind}-start(" in text for kind in _COLLECTIVES)
+def _with_collectives(folder: str, names: set[str]) -> dict[str, int]:
+    """By name, how many compiled programs of several devices are among the files that XLA has dumped."""
+    found: collections.Counter[str] = collections.Counter()
+    for name in names:
+        match = re.fullmatch(r"module_\d+\.(?:jit_|pmap_)?(.*)\.cpu_after_optimizations\.txt", name)
+        if match is None:
+            continue
+        with open(os.path.join(folder, name)) as file:
+            text = file.read()
+        found[match[1]] += any(f" {kind}{form}(" in text for kind in _COLLECTIVES for form in ("", "-start"))
+    return dict(+found)
 
 
 def every_leaf(options: Options) -> dict[str, Any]:
@@ -175,3 +173,85 @@ def waiting(options: Options) -> None:
     with ms.MonitoredTrainingSession(lambda: 0, hooks=[hook, ms.StopAtStepHook(last_step=3)]) as sess:
         while not sess.should_stop():
             sess.run(step)
+
+
+def alternating(options: Options) -> dict[str, Any]:
+    """Run two train steps in turn; how often the processes waited for each other, and the milliseconds per step."""
+    from monsess.channel import Channel
+
+    meetings: list[str] = []
+    gather = Channel.gather
+
+    def noted(self: Any, what: str, *args: Any) -> Any:
+        meetings.append(what)
+        return gather(self, what, *args)
+
+    Channel.gather = noted  # type: ignore[method-assign]
+
+    @ms.train_step
+    def forth(state: Any) -> Any:
+        return state + jax.lax.pmean(1.0, "data"), {}
+
+    @ms.train_step
+    def back(state: Any) -> Any:
+        return state - jax.lax.pmean(0.5, "data"), {}
+
+    with ms.MonitoredTrainingSession(lambda: jnp.zeros(()), hooks=[ms.StopAtStepHook(last_step=402)]) as sess:
+        sess.run(forth)
+        sess.run(back)
+        begun = time.monotonic()
+        while not sess.should_stop():
+            sess.run(forth)
+            sess.run(back)
+        seconds = time.monotonic() - begun
+    at = sum(what.startswith("program/") for what in meetings)
+    return {"meetings": at, "ms": round(1000 * seconds / 400, 2), "state": float(sess.state)}
+
+
+def several_sessions(options: Options) -> dict[str, Any]:
+    """Three sessions, one after the other, in one job; the last one of them ends in an error of process 1."""
+    import toy
+
+    reports = []
+    rows = slice(4 * options.index, 4 * options.index + 4)
+    data = [{name: leaf[rows] for name, leaf in batch.items()} for batch in toy.batches(20)]
+
+    def session(last_step: int) -> Any:
+        return ms.MonitoredTrainingSession(
+            toy.init_fn,
+            data=data,
+            checkpoint_dir=options.url,
+            save_checkpoint_steps=3,
+            hooks=[ms.StopAtStepHook(last_step=last_step)],
+        )
+
+    for last_step in (4, 7):
+        with session(last_step) as sess:
+            while not sess.should_stop():
+                sess.run(toy.train)
+            reports.append([sess.restored_from, sess.global_step, np.asarray(sess.state["w"]).tobytes().hex()])
+    try:
+        with session(20) as sess:
+            while not sess.should_stop():
+                sess.run(toy.train)
+                if options.index == 1 and sess.global_step == 9:
+                    raise ValueError("planned")
+    except (ValueError, ms.PeerFailedError) as error:
+        return {"sessions": reports, "error": f"{type(error).__name__}: {error}"}
+    return {"sessions": reports}
+
+
+def on_given_devices(options: Options) -> dict[str, Any]:
+    """Run a step that says on which devices it runs."""
+    devices = {"one": jax.local_devices()[:1], "local": jax.local_devices(), "all": jax.devices()}[
+        options.arguments["devices"]
+    ]
+
+    @ms.train_step(devices=devices, engine=options.engine)
+    def step(state: Any) -> Any:
+        return state + jax.lax.psum(1.0, "data"), {}
+
+    with ms.MonitoredTrainingSession(lambda: jnp.zeros(()), hooks=[ms.StopAtStepHook(last_step=3)]) as sess:
+        while not sess.should_stop():
+            sess.run(step)
+        return {"state": float(sess.state)}
