@@ -7,12 +7,17 @@ S3 (SeaweedFS) and HDFS run wherever they are installed; SFTP (OpenSSH), GCS (fa
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import store_runs
 import toy
 from kills import output
 from servers import STORES
+from servers.process import is_running
 from store_runs import LAST_STEP, OUTAGES, SAVED
 
 import monsess as ms
@@ -83,3 +88,18 @@ def test_names_are_taken_literally(store):
         assert parent.walk(f"{name}/1").keys() == {"commit.json"}, name
         assert parent.read(f"{name}/1/commit.json").decode() == name
     assert parent.list().keys() == set(names)
+
+
+def test_a_server_ends_with_a_test_run_that_is_killed(tmp_path):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from servers.process import Process\n"
+        "server = Process(['sleep', '1000'], Path('log'), env={}, cwd=Path('.'))\n"
+        "print(server.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    support = {**os.environ, "PYTHONPATH": os.path.dirname(store_runs.__file__)}
+    child = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=support, capture_output=True, text=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    deadline = time.monotonic() + 60
+    while is_running(int(child.stdout)):
+        assert time.monotonic() < deadline, "the server outlives the test run"
+        time.sleep(0.05)
