@@ -184,11 +184,14 @@ def test_killed_at_every_operation(store, workers, cache, straight, seed, operat
     chance = random.Random(f"{seed}/{store}")
     few = SAMPLE is not None and len(SCENARIOS) > SAMPLE
     workers.map(count, chance.sample(sorted(SCENARIOS), SAMPLE) if few else SCENARIOS)
-    chosen = [(name, place) for name in sorted(there) for place in there[name]]
     limit = FURTHER.get(store) if SAMPLE is None else SAMPLE
+    chosen = [(name, place) for name in sorted(there) for place in there[name]]
+    if limit is not None:
+        turns = itertools.islice(itertools.cycle(sorted(there)), limit)
+        chosen = [(name, place) for name, k in Counter(turns).items() for place in chance.sample(there[name], k=k)]
     try:
-        workers.map(kill_and_resume, chosen if limit is None else chance.sample(chosen, limit))
+        workers.map(kill_and_resume, chosen)
     finally:
         for name in sorted(there):
-            done = f"{killed[name]} killed of {tried[name]} tried"
+            done = f"{killed[name]} killed of {tried[name]} that ended well"
             operations[f"\n  {store}, {name}:"] = f"{done}, of {len(there[name])} that there are"
