@@ -15,7 +15,8 @@ from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import COMMIT, ORBAX_MARKERS, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafSpec
 from monsess.checkpoint.staging import StagingDirectory
-from monsess.checkpoint.store import STAGING_PREFIX, CheckpointStore, Standing, is_foreign_name
+from monsess.checkpoint.store import CheckpointStore, is_foreign_name
+from monsess.checkpoint.survey import STAGING_PREFIX, Standing
 from monsess.checkpoint.table import empties_as_json, pack
 from monsess.errors import SaveError, StorageError
 from monsess.localfiles import Digest, fsync_tree, pump

@@ -16,7 +16,8 @@ from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafTable, converted, describe, is_convertible
 from monsess.checkpoint.staging import StagingDirectory
-from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing
 from monsess.checkpoint.table import check_against, nest, unpack_row, unpack_specs
 from monsess.errors import DamagedCheckpointError, StateMismatchError, StorageError
 from monsess.log import logger

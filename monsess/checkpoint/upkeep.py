@@ -20,15 +20,8 @@ from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
-from monsess.checkpoint.store import (
-    DELETING_PREFIX,
-    PENDING_PREFIX,
-    PINS,
-    CheckpointStore,
-    Standing,
-    Survey,
-    shown_error,
-)
+from monsess.checkpoint.store import PINS, CheckpointStore, shown_error
+from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, Standing, Survey
 from monsess.errors import DirectoryInUseError
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger

@@ -13,7 +13,8 @@ from typing import Any
 
 from monsess.checkpoint.commit import ORBAX_MARKERS, SESSION, StepRecord
 from monsess.checkpoint.owner import read_owner
-from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing
 from monsess.commands.console import Cell, Console, age_text, count_text, size_text
 from monsess.commands.options import Parser, add_store, count, open_store
 from monsess.commands.ownership import owner_as_json, owner_text

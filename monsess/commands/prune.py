@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.owner import Owner, read_owner
 from monsess.checkpoint.retention import KeepBest, KeepEvery, KeepLast, Retention
-from monsess.checkpoint.store import CheckpointStore, Standing, Survey
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing, Survey
 from monsess.commands.console import Cell, Console, age_text, count_text, size_text
 from monsess.commands.options import Parser, UsageError, add_store, count, open_store
 from monsess.commands.ownership import owner_text

@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from monsess.checkpoint.commit import CommitRecord
-from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing
 from monsess.commands.console import Cell, Console, count_text, size_text
 from monsess.commands.options import NEWEST, Parser, UsageError, add_store, open_store, resolve, step_or_newest
 from monsess.errors import StorageError

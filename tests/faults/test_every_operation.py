@@ -27,7 +27,7 @@ import monsess as ms
 pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 #: How many places are tried per store, over all scenarios; None: all of them.
-SAMPLE = {"4": 4, "12": 24}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
+SAMPLE = {"4": 4, "12": 20}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
 #: Stores beside the two that the promise is made for: many places, but not all of them.
 FURTHER = {"plain": 150, "bucket": 150}
 #: Two saves, the first deleted after the second.

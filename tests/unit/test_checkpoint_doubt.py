@@ -15,7 +15,7 @@ from refusing import RefusingFileSystem, refusing
 import monsess as ms
 from monsess.checkpoint import CheckpointStore, latest_checkpoint
 from monsess.checkpoint.restore import find_restorable
-from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, Standing
+from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, Standing
 from monsess.errors import DamagedCheckpointError, SaveError
 
 INVALID = {

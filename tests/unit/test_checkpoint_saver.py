@@ -20,7 +20,7 @@ from refusing import RefusingFileSystem, refuse, refusing
 from monsess.checkpoint import CheckpointOptions, CheckpointStore, KeepLast, Retention, latest_checkpoint
 from monsess.checkpoint.restore import find_restorable, fit
 from monsess.checkpoint.saver import Snapshot
-from monsess.checkpoint.store import STAGING_PREFIX
+from monsess.checkpoint.survey import STAGING_PREFIX
 from monsess.errors import NonFiniteStateError, SaveError, StorageError
 
 
