@@ -256,7 +256,11 @@ class CheckpointStore:
 
     def _lost_record(self, step: int, listing: Listing) -> bool:
         """Whether the commit.json of a step, which is not there, once was and was not deleted by monsess."""
-        if step in listing.pending or not self._is_remembered(step, listing):
+        if step in listing.pending:
+            return False
+        if self._storage.local_path is not None and self._session_of(str(step)) is not None:
+            return True  # a step appears there by a rename, with its record, and disappears by one
+        if not self._is_remembered(step, listing):
             return False
         return not self._is_hollow(step, pending=True)
 
@@ -300,10 +304,11 @@ class CheckpointStore:
     def _forget(self, step: int) -> None:
         """Take a step out of run.json's memory, before it is deleted piece by piece."""
         with self._run_lock:
-            run = self.read_run()
-            records = self._remembered(run)
-            if run is not None and records.pop(step, None) is not None:
-                self._remember(str(run.get("run_id")), records.values())
+            run = self.read_run() or {}
+            rows = {name: run[name] for name in (INDEX, DAMAGED) if isinstance(run.get(name), dict)}
+            if any(str(step) in memory for memory in rows.values()):
+                others = {name: {k: v for k, v in memory.items() if k != str(step)} for name, memory in rows.items()}
+                self.write_run({**run, **others})
 
     def _remember(self, run_id: str, records: Collection[StepRecord]) -> None:
         """Note down in run.json what the commit records said, and which steps are damaged nevertheless."""
