@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STORES ?= sftp gcs ceph
 space := $() $()
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+# Most tests wait for processes of their own; a file's tests share servers, so they stay together.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format docs conformance soak servers stores clean whole-package
@@ -21,7 +23,7 @@ demo: $(VENV)/.examples
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not stores"
+	$(PYTEST) -m "not stores"
 
 servers: $(VENV)/.dev
 	@scripts/servers.sh $(BIN)/python s3 hdfs
@@ -31,7 +33,7 @@ stores: $(VENV)/.dev
 	$(BIN)/python -m pytest -m stores -k "$(subst $(space), or ,$(strip $(STORES)))"
 
 soak: $(VENV)/.dev
-	MONSESS_RANDOM_KILLS=40 $(BIN)/python -m pytest -m soak
+	MONSESS_RANDOM_KILLS=40 $(PYTEST) -m soak
 
 check: $(VENV)/.dev whole-package
 	$(BIN)/ruff format --check

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, TypeVar, cast
 
 from monsess.localfiles import CHUNK_BYTES, Entry, pump
 
@@ -97,8 +98,8 @@ class FsspecFiles:
                 raise NotImplementedError
             self._with_parent(target, lambda path: self._fs.cp_file(self._path(source), path))
         except NotImplementedError:
-            with self.open_read(source) as reader, self.open_write(target) as writer:
-                pump(reader, writer)
+            with self.open_read(source) as reader, whole_or_nothing(self.open_write(target)) as writer:
+                pump(reader, writer, may_end=False)
 
     def rm(self, rel: str) -> None:
         """Delete one object."""
@@ -118,6 +119,20 @@ class FsspecFiles:
                 raise  # there are none; makedirs would make a bucket of whatever name was mistyped
             self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             return write(path)
+
+
+@contextlib.contextmanager
+def whole_or_nothing(writer: BinaryIO) -> Iterator[BinaryIO]:
+    """Close a file at the end; after an error fsspec's own ``with`` would store what has come so far."""
+    try:
+        yield writer
+    except BaseException:
+        with contextlib.suppress(Exception):
+            getattr(writer, "discard", writer.close)()
+        with contextlib.suppress(AttributeError):
+            cast("Any", writer).closed = True  # or its destructor does what ``with`` would have done
+        raise
+    writer.close()
 
 
 def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

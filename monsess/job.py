@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +22,7 @@ from monsess.peers import Peers
 from monsess.step import Step
 from monsess.together import ClusterAgreement
 
+_KEPT_SAVES = 8  # a second try of a final save asks for the same step again
 #: What the errors of a collective say whose other side is gone: Gloo's are a bare ValueError.
 _OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "UNAVAILABLE", "ABORTED")
 #: Dispatches between two at which the processes wait for each other because another program follows.
@@ -105,11 +106,11 @@ class Job:
     def settle(self) -> None:
         """Hear the last wishes of all processes."""
 
-    def hand_in(self, number: int, value: Any) -> None:
-        """Give the chief a JSON-able value for its save ``number``."""
+    def hand_in(self, step: int, value: Any) -> None:
+        """Give the chief a JSON-able value for its save of ``step``."""
 
-    def handed_in(self, number: int) -> list[Any] | None:
-        """The chief's writer thread: what all processes gave for save ``number``; None alone."""
+    def handed_in(self, step: int) -> list[Any] | None:
+        """The chief's writer thread: what all processes gave for the save of ``step``; None alone."""
         return None
 
     def vouch(self) -> Callable[[], None]:
@@ -163,6 +164,7 @@ class ClusterJob(Job):
         self._together = ClusterAgreement(self.process_index, self.process_count, self._peers.wait_for)
         self.agreement = self._together
         self._questions = itertools.count()
+        self._saved_steps: deque[int] = deque()
         self._fingerprint = 0
         self._programs: dict[Any, int] = {}
         self._met = False
@@ -310,14 +312,16 @@ class ClusterJob(Job):
         """Hear the last wishes of all processes."""
         self._together.settle()
 
-    def hand_in(self, number: int, value: Any) -> None:
-        """Give the chief a value for its save ``number``."""
-        self._channel.post(f"save/{number}/{self.process_index}", json.dumps(value))
+    def hand_in(self, step: int, value: Any) -> None:
+        """Give the chief a value for its save of ``step``."""
+        self._channel.post(f"save/{step}/{self.process_index}", json.dumps(value))
 
-    def handed_in(self, number: int) -> list[Any]:
-        """What all processes gave for save ``number``."""
-        found = self._channel.collect(f"save/{number}", self._save_secs, self._peers.check)
-        self._channel.forget(f"save/{number - 8}")
+    def handed_in(self, step: int) -> list[Any]:
+        """What all processes gave for the save of ``step``."""
+        found = self._channel.collect(f"save/{step}", self._save_secs, self._peers.check)
+        self._saved_steps.append(step)
+        if len(self._saved_steps) > _KEPT_SAVES:
+            self._channel.forget(f"save/{self._saved_steps.popleft()}")
         return [json.loads(one) for one in found]
 
     def vouch(self) -> Callable[[], None]:

@@ -95,7 +95,7 @@ class LocalFiles:
     def copy(self, source: str, target: str) -> None:
         """Copy one file."""
         with self.open_read(source) as reader, self.open_write(target) as writer:
-            pump(reader, writer)
+            pump(reader, writer, may_end=False)
 
     def rm(self, rel: str) -> None:
         """Delete one file or link."""
@@ -137,12 +137,18 @@ def _unlink_quietly(path: str) -> None:
         pass
 
 
-def pump(reader: BinaryIO | io.FileIO, writer: BinaryIO | None) -> Digest:
-    """Move all bytes from ``reader`` to ``writer``, or nowhere, in bounded memory, and say what they were."""
+def pump(reader: BinaryIO | io.FileIO, writer: BinaryIO | None, may_end: bool = True) -> Digest:
+    """Move all bytes from ``reader`` to ``writer``, or nowhere, in bounded memory, and say what they were.
+
+    Args:
+        reader: Where from.
+        writer: Where to.
+        may_end: As for `monsess.workers.sign_of_life`.
+    """
     digest = hashlib.sha256()
     size = 0
     for chunk in _chunks(reader):
-        sign_of_life()
+        sign_of_life(may_end)
         digest.update(chunk)
         size += len(chunk)
         if writer is not None:

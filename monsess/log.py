@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -11,8 +12,9 @@ from urllib.parse import quote, unquote
 
 logger = logging.getLogger("monsess")
 
-#: One slash or three are typed by mistake, and the password is as secret then.
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:/{1,3})(?P<userinfo>[^/\s]+)@")
+#: One slash or three are typed by mistake, and so is a slash in a password, which then is no less secret: what follows
+#: ``name:`` counts as one up to an @, unless it is a port.
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:/{1,3})(?P<userinfo>[^/\s]+|[^/\s:@\[]+:(?!\d{2,5}/)\S*)@")
 _SECRET_NAME = re.compile(r"(?i)key|secret|token|passw|passphrase|signature|credential|sas|auth|connection_string")
 _QUERY = re.compile(r"(?i)([?&](?:[^=&#\s]*(?:key|secret|token|password|signature|sig|credential)[^=&#\s]*)=)[^&#\s]+")
 
@@ -32,12 +34,24 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
 
 def secrets_of(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The credentials in a URL and in storage options, which a library's error may repeat; the longest first."""
-    found = {variant for secret in _secret_values(options) for variant in (secret, quote(secret), quote(secret, ""))}
+    found, written = set(_secret_values(options)), set[str]()
     for match in _USERINFO.finditer(url):
         userinfo = match["userinfo"]
         password = userinfo.partition(":")[2]
-        found |= {userinfo, unquote(userinfo), password, unquote(password)}
+        written |= {userinfo, password}
+        if "/" in userinfo:  # a library takes the parts of such a password for names
+            written.update(password.split("/"), [userinfo.partition("/")[0]])
+    found |= {unquote(part) for part in written}
+    found |= {line for secret in found for line in secret.splitlines()}
+    found |= written | {quoted for secret in found for quoted in (quote(secret), quote(secret, ""))}
+    found |= {text for secret in found for once in _escaped(secret) for text in _escaped(once)}
     return tuple(sorted((text for text in found if len(text) > 3), key=len, reverse=True))
+
+
+def _escaped(secret: str) -> set[str]:
+    """How a text looks inside a repr, where quotes are escaped or not, and inside JSON; and itself."""
+    texts = json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]
+    return {secret, *texts, repr(secret)[1:-1], repr('"' + secret)[2:-1], repr(secret.encode(errors="replace"))[2:-1]}
 
 
 def _secret_values(options: Mapping[str, Any]) -> Iterator[str]:

@@ -158,7 +158,6 @@ class MonitoredSession:
             checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress(), job.is_chief
         )
         self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord, job)
-        self._saves = 0  # counted alike on all processes
 
         self._global_step = 0
         self._steps_run = 0
@@ -664,15 +663,14 @@ class MonitoredSession:
         of_all, of_this = self._hooks.split(self._hooks.state_dicts())
         content: dict[str, Any] = {"hooks": of_all, "input": self._feeding.position()}
         content["hooks_of_each_process"] = [of_this] if of_this else []
-        number, self._saves = self._saves, self._saves + 1
-        self._job.hand_in(number, [content["input"], of_this])
+        self._job.hand_in(step, [content["input"], of_this])
         vouch = self._job.vouch()
 
         def gate() -> None:
             self._watches.run_through(step)
             self._replicas.check(hashes, names, step)
             vouch()
-            handed_in = self._job.handed_in(number)
+            handed_in = self._job.handed_in(step)
             if handed_in is not None:
                 positions = [position for position, _ in handed_in]
                 content["input"] = None if None in positions else positions

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
-from monsess.filesystems import FsspecFiles
+from monsess.filesystems import FsspecFiles, whole_or_nothing
 from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
 from monsess.log import logger, mask, secrets_of
 from monsess.storage_advice import advice_for
+from monsess.underway import is_underway, underway
 from monsess.workers import StalledError, Workers, sign_of_life
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ _PERMANENT: tuple[type[BaseException], ...] = (
 )
 #: The store works and says no; a fresh filesystem object, which takes a second of CPU at S3, would say the same.
 _ANSWERS = (FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+#: Operations that change what lies under a name, whenever they come to their end.
+_CHANGES = ("write", "delete", "rename")
 #: The longest pause between two tries: a store that answers again is used soon, and one that does not is left in peace.
 _MOST_BACKOFF_SECS = 5.0
 _PERMANENT_ERRNO = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
@@ -183,8 +186,10 @@ class Storage:
         """
 
         def put(backend: _Backend) -> Digest:
-            with open(path, "rb") as reader, backend.open_write(rel) as writer:
-                return pump(reader, writer)
+            with open(path, "rb") as reader, whole_or_nothing(backend.open_write(rel)) as writer:
+                # One that was given up and goes on after all may hit what a later try has stored by then: it has to end
+                # in the same bytes.
+                return pump(reader, writer, may_end=False)
 
         return self._do("write", rel, put, absent=False)
 
@@ -200,6 +205,7 @@ class Storage:
             with backend.open_read(rel) as reader:
                 if path is None:
                     return pump(reader, None)
+                sign_of_life()  # before it empties what a later try has written
                 with open(path, "wb") as writer:
                     return pump(reader, writer)
 
@@ -291,6 +297,13 @@ class Storage:
         """
         return self._unstalled("use", "", lambda: self._workers.map(functions, self._stall_secs))
 
+    def is_changing(self, rel: str) -> bool:
+        """Whether a write, a deletion or a renaming of ``rel`` or below, begun by this process, has not ended yet.
+
+        Those that were given up and wait for the store for ever belong to them.
+        """
+        return is_underway(self._full(rel))
+
     @property
     def keeps_halves(self) -> bool:
         """Whether a kill may leave half of a small object, or an empty directory.
@@ -299,6 +312,9 @@ class Storage:
             StorageError: The filesystem could not be made.
         """
         return self._do("use", "", lambda backend: backend.keeps_halves)
+
+    def _full(self, rel: str) -> str:
+        return f"{self.shown.rstrip('/')}/{rel}".rstrip("/")
 
     def _remove_directories(self, rel: str) -> None:
         try:
@@ -325,11 +341,12 @@ class Storage:
                     raise self._error(verb, rel, stalled) from stalled
 
     def _try(self, verb: str, rel: str, operation: Callable[[_Backend], T], absent: bool) -> T:
-        missing = 0
+        missing, renewed = 0, False
         for tried in itertools.count(1):
             sign_of_life()
             try:
-                result = operation(self._backend())
+                with underway(self._full(rel)) if verb in _CHANGES else contextlib.nullcontext():
+                    result = operation(self._backend())
                 self._has_worked = True
                 return result
             except FileNotFoundError as error:
@@ -344,7 +361,9 @@ class Storage:
                     self._generation += 1  # the next try, in whatever thread, gets a fresh filesystem object
                 if isinstance(error, StorageError):
                     raise
-                if tried == 1 and isinstance(error, PermissionError) and self._has_worked and self.local_path is None:
+                refused = isinstance(error, PermissionError) and self._has_worked and self.local_path is None
+                if refused and not renewed:
+                    renewed = True
                     continue  # fresh credentials tell a real refusal from old ones that have run out
                 if _is_permanent(error) or (tried >= self._tries and not self._is_patient(verb, rel, error)):
                     raise self._error(verb, rel, error) from self._cause(error)

@@ -33,6 +33,11 @@ def advice_for(error: BaseException, url: str, local: bool) -> str:
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(url.split("::")[-1].partition("://")[0])
         return f"Install {'the package that serves this protocol' if extra is None else _command(extra)}."
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TypeError) and "unexpected keyword argument" in text:
+        return "Take that name out of storage_options, or correct it: the filesystem does not know it."
+    if "NoCredentials" in text or "Unable to locate credentials" in text:
+        return "Give credentials in storage_options, or where the package of the store looks for them."
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
         return "Check the spelling; a protocol that fsspec does not know needs the package that brings it."
     return "Check the URL, storage_options and the connection, then start again."

@@ -49,11 +49,16 @@ def inside_worker() -> bool:
     return getattr(_local, "job", None) is not None
 
 
-def sign_of_life() -> None:
-    """Tell whoever waits for the current job that it moves; a job that was given up ends here."""
+def sign_of_life(may_end: bool = True) -> None:
+    """Tell whoever waits for the current job that it moves; a job that was given up ends here.
+
+    Args:
+        may_end: False where a job must not end half-way that nobody waits for any more: somebody may have done the same
+            once more meanwhile.
+    """
     job: _Job | None = getattr(_local, "job", None)
     if job is not None:
-        if job.abandoned:
+        if job.abandoned and (may_end or not job.lost):
             raise AbandonedError
         job.beat = time.monotonic()
 
@@ -137,10 +142,10 @@ class Workers:
         while not job.done.wait(min(_POLL_SECS, stall_secs)):
             if time.monotonic() - max(begun, job.beat) > stall_secs:
                 with self._lock:
-                    job.abandoned = True
                     if job.started:  # its thread is lost: another one may take its place
                         job.lost = True
                         self._alive -= 1
+                    job.abandoned = True
                 return StalledError(stall_secs)
         return None
 

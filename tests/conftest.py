@@ -5,6 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
+from report import (  # noqa: F401 - hooks
+    pytest_configure,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 
 from monsess.testing import emulate_devices
 

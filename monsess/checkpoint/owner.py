@@ -76,6 +76,14 @@ class Owner:
         return f"process {self.pid} on {self.host} ({run}attempt {self.attempt}, since {since})"
 
 
+@dataclasses.dataclass(frozen=True)
+class UnknownOwner:
+    """An owner.json that cannot be decoded: somebody may be training there, and nobody can say who."""
+
+    is_alive: None = None
+    restored_from: None = None
+
+
 def read_owner(store: CheckpointStore) -> Owner | None:
     """Who owns a checkpoint directory.
 
@@ -92,7 +100,17 @@ def read_owner(store: CheckpointStore) -> Owner | None:
     return owner
 
 
-def unlock(store: CheckpointStore, force: bool = False) -> Owner | None:
+def find_owner(store: CheckpointStore) -> Owner | UnknownOwner | None:
+    """Who owns a checkpoint directory, as far as can be told; None if owner.json is proven absent.
+
+    Raises:
+        StorageError: The store could not be read.
+    """
+    owner, data = _look(store._storage)
+    return UnknownOwner() if owner is None and data is not None else owner
+
+
+def unlock(store: CheckpointStore, force: bool = False) -> Owner | UnknownOwner | None:
     """Take the ownership of a directory away from whoever has it.
 
     A run that is alive all the same goes on unless another one has begun meanwhile.
@@ -102,17 +120,17 @@ def unlock(store: CheckpointStore, force: bool = False) -> Owner | None:
         force: Even if the owner is provably alive.
 
     Returns:
-        Who had it; None if nobody did, or nobody that can be read.
+        Who had it; None if nobody did.
 
     Raises:
         DirectoryInUseError: The owner is alive on this machine.
         StorageError: The store could not be read or written.
     """
-    owner = read_owner(store)
-    if owner is not None and owner.is_alive and not force:
+    owner = find_owner(store)
+    if isinstance(owner, Owner) and owner.is_alive and not force:
         raise DirectoryInUseError(
-            f"{store.url} is not unlocked: {owner} is alive on this machine. End it, or, if you know better, unlock "
-            "with force."
+            f"{store.url} is not unlocked: {owner} is alive on this machine. End it (kill {owner.pid}), or, if you "
+            "know better, unlock with force."
         )
     store._storage.delete(OWNER)
     return owner
@@ -123,15 +141,19 @@ def look(storage: Storage) -> Owner | None:
 
     Where a kill may leave half an object, an object that is being written over is gone or incomplete for a moment.
     """
+    return _look(storage)[0]
+
+
+def _look(storage: Storage) -> tuple[Owner | None, bytes | None]:
+    """The owner, and what the last look found."""
+    data: bytes | None = None
     for pause in _PAUSES:
         data = read(storage)
         owner = None if data is None else decode(data)
-        if owner is not None:
-            return owner
-        if data is None and (pause is not _PAUSES[0] or not storage.keeps_halves):
-            return None
+        if owner is not None or (data is None and (pause is not _PAUSES[0] or not storage.keeps_halves)):
+            return owner, data
         time.sleep(pause)
-    return None
+    return None, data
 
 
 def read(storage: Storage) -> bytes | None:

@@ -77,6 +77,7 @@ class Ownership:
         self._warned = False
         self._lock = threading.Lock()  # held while this process writes the token: what is read then is whole
         self._stop = threading.Event()
+        self._wake = threading.Event()  # a heartbeat is due before its time
 
     def acquire(self) -> None:
         """Own the directory, at once if nobody does or its owner is dead; call it before anything there is looked at.
@@ -101,8 +102,11 @@ class Ownership:
             dead = self._await_end(owner) if owner.is_alive else self._watch(owner)
 
     def note(self, *, run_id: str, restored_from: int | None) -> None:
-        """Say more about this attempt; the next heartbeat writes it."""
-        self._about = {"run_id": run_id, "restored_from": restored_from}
+        """Say more about this attempt; it is written at once, by the thread of the heartbeats."""
+        about = {"run_id": run_id, "restored_from": restored_from}
+        if about != self._about:
+            self._about = about
+            self._wake.set()
 
     def check(self) -> None:
         """Make sure that the directory is still owned, by reading the token back; call it before every commit.
@@ -135,6 +139,7 @@ class Ownership:
         """Give the directory back; takes a few seconds at most and never raises."""
         token, self._token = self._token, None
         self._stop.set()
+        self._wake.set()
         if token is None or token.pid != os.getpid():  # after a fork the parent owns it
             return
         if self._lost is None:
@@ -167,7 +172,7 @@ class Ownership:
         interval = min(owner.interval, _LONGEST_INTERVAL_SECS)
         deadline = time.monotonic() + _BEATS * interval
         logger.info(
-            "%s belongs to %s. Waiting %g s for a heartbeat of it; If it is dead, `monsess unlock %s` saves the wait.",
+            "%s belongs to %s. Waiting %g s for a heartbeat of it; if it is dead, `monsess unlock %s` saves the wait.",
             self._store.url,
             owner,
             _BEATS * interval,
@@ -206,11 +211,14 @@ class Ownership:
         written = time.monotonic()
         self._settled = written if alone else written + _settle_secs(written - begun)
         self._token = token
-        self._stop = threading.Event()
-        weakref.finalize(self, _forget, self._attempt, self._stop).atexit = False
+        self._stop, self._wake = threading.Event(), threading.Event()
+        weakref.finalize(self, _forget, self._attempt, self._stop, self._wake).atexit = False
         _held.add(self)
         beats = threading.Thread(
-            target=_beat, args=(weakref.ref(self), self._stop, self._interval), name="monsess-heartbeat", daemon=True
+            target=_beat,
+            args=(weakref.ref(self), self._stop, self._wake, self._interval),
+            name="monsess-heartbeat",
+            daemon=True,
         )
         beats.start()
         if before is not None:
@@ -331,17 +339,20 @@ def _release_all() -> None:
         ownership.release()
 
 
-def _forget(attempt: str, stop: threading.Event) -> None:
+def _forget(attempt: str, stop: threading.Event, wake: threading.Event) -> None:
     """What is left to do for an ownership that nobody holds any more; no store is asked."""
     stop.set()
+    wake.set()
     live_attempts.discard(attempt)
 
 
-def _beat(reference: weakref.ref[Ownership], stop: threading.Event, interval: float) -> None:
+def _beat(reference: weakref.ref[Ownership], stop: threading.Event, wake: threading.Event, interval: float) -> None:
     """The heartbeats, through a storage object of their own: an upload that is stuck does not stop them."""
     store: CheckpointStore | None = None
-    while not stop.wait(interval):
-        ownership = reference()
+    while True:
+        wake.wait(interval)
+        wake.clear()
+        ownership = None if stop.is_set() else reference()
         if ownership is None:
             return
         if store is None:

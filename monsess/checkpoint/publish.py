@@ -15,7 +15,8 @@ from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import COMMIT, ORBAX_MARKERS, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafSpec
 from monsess.checkpoint.staging import StagingDirectory
-from monsess.checkpoint.store import STAGING_PREFIX, CheckpointStore, Standing, is_foreign_name
+from monsess.checkpoint.store import CheckpointStore, is_foreign_name
+from monsess.checkpoint.survey import STAGING_PREFIX, Standing
 from monsess.checkpoint.table import empties_as_json, pack
 from monsess.errors import SaveError, StorageError
 from monsess.localfiles import Digest, fsync_tree, pump
@@ -151,10 +152,25 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
         SaveError: The step belongs to another run, or to plain Orbax.
         StorageError: It could not be looked at or cleared.
     """
+    there = _clear(store, writer, step)
+    if there is None and store._storage.is_changing(str(step)):
+        raise SaveError(
+            f"Step {step} was not saved: {store.url} has not answered yet to an earlier write or deletion under that "
+            f"number, which may still take effect. The number can be used again by another process, or once the store "
+            "has answered."
+        )
+    return there
+
+
+def _clear(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord | None:
+    unlisted = False
     try:
         names = set(store._storage.walk(str(step)))
     except FileNotFoundError:
-        return None
+        # Some stores' listings lag behind what was written; they are asked for the record by its name.
+        if store._storage.local_path is not None or store._read_commit(step) is None:
+            return None
+        names, unlisted = set[str](), True
     found = store._look_at(step, store._look())
     if isinstance(found, CommitRecord):
         if found.run_id != writer.run_id:
@@ -165,6 +181,11 @@ def make_room(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord
         if not store._compare(found, {}):
             logger.warning("Step %d in %s is committed already and is not written again.", step, store.url)
             return found
+    if unlisted:
+        raise SaveError(
+            f"Step {step} in {store.url} has a damaged commit record or damaged files, and its files are not listed: "
+            "it can neither be moved aside nor written anew. Use another checkpoint_dir, or delete it."
+        )
     if found is not Standing.UNCOMMITTED and not (found is Standing.UNFINISHED and store._is_of(step, writer.run_id)):
         target = store.set_aside(step, writer.attempt, "damaged")
         logger.warning("Moved the damaged step %d in %s to %s.", step, store.url, target)

@@ -16,7 +16,8 @@ from monsess.checkpoint import orbax_io
 from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord
 from monsess.checkpoint.leaves import LeafTable, converted, describe, is_convertible
 from monsess.checkpoint.staging import StagingDirectory
-from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing
 from monsess.checkpoint.table import check_against, nest, unpack_row, unpack_specs
 from monsess.errors import DamagedCheckpointError, StateMismatchError, StorageError
 from monsess.log import logger
@@ -24,6 +25,7 @@ from monsess.log import logger
 T = TypeVar("T")
 
 _LOOKS = 3
+_NAMED = 3  # so many damaged steps are named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,10 @@ def latest_checkpoint(url: str | os.PathLike[str], storage_options: Mapping[str,
         True
     """
     store = CheckpointStore(url, storage_options)
-    return _newest(store, False, None, lambda record: (store._compare(record, {}), record.step))
+    found = _newest(store, False, None, lambda record: (store._compare(record, {}), record.step))
+    if found is None:
+        _refuse_a_step(store)
+    return found
 
 
 def load_checkpoint(
@@ -172,6 +177,7 @@ def load_checkpoint(
     store = CheckpointStore(url, storage_options)
     restored = find_restorable(store, restore_step=step)
     if restored is None:
+        _refuse_a_step(store)
         raise StorageError(f"There is no committed checkpoint in {store.url}.")
     return nest(restored.specs, restored.leaves, restored.specs.empties)
 
@@ -216,10 +222,12 @@ def _newest(
             logger.warning("Damaged checkpoint in %s: %s. It is left there and an older one is taken.", store.url, text)
         _name_ignored(store, ignored)
         if damaged:
+            more = f", and {len(damaged) - _NAMED} more: monsess verify --all {store.url}" if damaged[_NAMED:] else ""
+            choose = "choose a sound step with CheckpointOptions(restore_step=...), "
             raise DamagedCheckpointError(
-                f"No sound checkpoint could be restored from {store.url}: {', '.join(damaged)}. Bring the directory "
-                "back from a copy, choose a sound step with CheckpointOptions(restore_step=...), or start in another "
-                "directory."
+                f"No sound checkpoint could be restored from {store.url}: {', '.join(damaged[:_NAMED])}{more}. Bring "
+                f"the directory back from a copy, {choose if strict or restore_step is not None else ''}or start in "
+                "another directory."
             )
         if restore_step is not None:
             there = ", ".join(map(str, store.steps())) or "none"
@@ -229,6 +237,13 @@ def _newest(
         if not vanished:
             return None
     raise StorageError(f"The checkpoints in {store.url} were deleted while they were read. Start again.")
+
+
+def _refuse_a_step(store: CheckpointStore) -> None:
+    """Raise if a step was given in the place of the directory in which it lies."""
+    folder, _, name = store.url.rstrip("/").rpartition("/")
+    if name.isdecimal() and not {COMMIT, SESSION}.isdisjoint(store._list_root()):
+        raise StorageError(f"{store.url} is a step itself: expected {folder}, and the step {name}.")
 
 
 def _name_ignored(store: CheckpointStore, ignored: Sequence[str]) -> None:

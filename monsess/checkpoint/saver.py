@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -67,8 +68,8 @@ class Snapshot:
 class Saver:
     """Writes snapshots in one daemon thread, which starts with the first of them.
 
-    A save that was accepted ends as committed or as an error raised by `poll` or `wait`; no wait is longer than
-    ``options.save_timeout_secs``.
+    A save that was accepted ends as committed or as an error raised by `poll` or `wait`; no wait for one
+    of them is longer than ``options.save_timeout_secs``.
 
     Args:
         store: Where to.
@@ -155,15 +156,17 @@ class Saver:
             return self._report()
 
     def wait(self) -> list[int]:
-        """Wait until everything submitted is committed or failed, at most ``save_timeout_secs``; then as `poll`.
+        """Wait until everything submitted is committed or failed, each within ``save_timeout_secs``; then as `poll`.
 
         Raises:
             BaseException: As `poll`; `SaveError` if the time is over.
         """
         limit = self._options.save_timeout_secs
-        deadline = time.monotonic() + limit
         with self._changed:
+            active, deadline = self._active, time.monotonic() + limit
             while self._busy() and self._stuck is None:
+                if active is not None and self._active not in (None, active):  # each of the two has its own limit
+                    active, deadline = self._active, time.monotonic() + limit
                 left = deadline - time.monotonic()
                 if left <= 0:
                     steps = [s for s in (self._active, self._waiting and self._waiting.step) if s is not None]
@@ -311,9 +314,9 @@ class Saver:
         if self._is_unfit(snapshot, values):
             return None
         metrics = {name: float(np.asarray(value)) for name, value in snapshot.metrics.items()}
+        self._upkeep.claim(snapshot.step)
         # A little less than the limit, after which only that it is over would be known, and not why.
         left = self._active_since + _PATIENCE * self._options.save_timeout_secs - time.monotonic()
-        self._upkeep.claim(snapshot.step)
         try:
             with self._store._storage.patience(left):
                 return publish(
@@ -330,7 +333,8 @@ class Saver:
             raise
         except Exception as error:
             if not isinstance(error, StorageError):
-                self._check()  # another run may have taken the directory over and cleaned up
+                with contextlib.suppress(StorageError):  # what went wrong is more to the point
+                    self._check()  # another run may have taken the directory over and cleaned up
             hint = "" if isinstance(error, StorageError) else " The step before it is still there."
             raise SaveError(
                 f"Step {snapshot.step} was not saved to {self._store.url}: {shown_error(error)}{hint}"

@@ -20,7 +20,6 @@ files but no valid commit.json is damaged, whatever marks there are.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from typing import Any, final
 
 from monsess.checkpoint import aside
 from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, StepRecord, decode
+from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, STAGING_PREFIX, Listing, Standing, Survey
 from monsess.errors import MonsessError, StorageError
 from monsess.localfiles import Digest
 from monsess.log import logger, mask
@@ -37,11 +37,6 @@ from monsess.storage import Storage
 
 RUN = "run.json"
 PINS = "pins"
-STAGING_PREFIX = ".staging-"
-#: How the name begins under which a step is deleted on a local path, where it is renamed first.
-DELETING_PREFIX = ".deleting-"
-#: How the name begins of the mark of a step that is being written or deleted on a store that may keep half of it.
-PENDING_PREFIX = ".pending-"
 #: Skipped non-finite saves, as `run.json` remembers them across attempts.
 NONFINITE = "nonfinite"
 #: What the commit records of the steps said, as `run.json` remembers it.
@@ -49,57 +44,6 @@ INDEX = "steps"
 #: Attempt and time of the steps that an attempt found damaged, as `run.json` remembers them.
 DAMAGED = "damaged"
 _STEP_NAME = re.compile(r"0|[1-9][0-9]*")
-
-
-@dataclasses.dataclass
-class Listing:
-    """The names in a checkpoint directory, in one request.
-
-    Args:
-        numbers: Those that are step numbers, in ascending order.
-        pending: Steps that are marked as being written or deleted.
-        staging: Names of local staging directories.
-        odd: Names of directories that begin with a digit and are no steps.
-        moving: Marks of steps that are being moved aside.
-        remembered: What run.json says of the steps, once somebody has asked.
-    """
-
-    numbers: list[int]
-    pending: set[int]
-    staging: list[str]
-    odd: list[str]
-    moving: list[str]
-    remembered: dict[int, StepRecord] | None = None
-
-
-class Standing(enum.Enum):
-    """What a step is that is not a committed checkpoint."""
-
-    #: It has no commit.json.
-    UNCOMMITTED = "not committed"
-    #: Its commit.json was never whole.
-    UNFINISHED = "not finished"
-    #: Its commit.json is not valid, or somebody took it away: damage.
-    BROKEN = "damaged"
-
-
-@dataclasses.dataclass(frozen=True)
-class Survey:
-    """What is under each number of a checkpoint directory.
-
-    Args:
-        listing: The names.
-        committed: What is known of each committed step.
-        others: What each other number is.
-    """
-
-    listing: Listing
-    committed: dict[int, StepRecord]
-    others: dict[int, Standing]
-
-    def those(self, *standings: Standing) -> list[int]:
-        """The numbers that are one of ``standings``, in ascending order."""
-        return sorted(step for step, standing in self.others.items() if standing in standings)
 
 
 @final
@@ -312,7 +256,11 @@ class CheckpointStore:
 
     def _lost_record(self, step: int, listing: Listing) -> bool:
         """Whether the commit.json of a step, which is not there, once was and was not deleted by monsess."""
-        if step in listing.pending or not self._is_remembered(step, listing):
+        if step in listing.pending:
+            return False
+        if self._storage.local_path is not None and self._session_of(str(step)) is not None:
+            return True  # a step appears there by a rename, with its record, and disappears by one
+        if not self._is_remembered(step, listing):
             return False
         return not self._is_hollow(step, pending=True)
 
@@ -356,10 +304,11 @@ class CheckpointStore:
     def _forget(self, step: int) -> None:
         """Take a step out of run.json's memory, before it is deleted piece by piece."""
         with self._run_lock:
-            run = self.read_run()
-            records = self._remembered(run)
-            if run is not None and records.pop(step, None) is not None:
-                self._remember(str(run.get("run_id")), records.values())
+            run = self.read_run() or {}
+            rows = {name: run[name] for name in (INDEX, DAMAGED) if isinstance(run.get(name), dict)}
+            if any(str(step) in memory for memory in rows.values()):
+                others = {name: {k: v for k, v in memory.items() if k != str(step)} for name, memory in rows.items()}
+                self.write_run({**run, **others})
 
     def _remember(self, run_id: str, records: Collection[StepRecord]) -> None:
         """Note down in run.json what the commit records said, and which steps are damaged nevertheless."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import shutil
 import threading
 import time
@@ -20,19 +21,14 @@ from monsess.checkpoint.commit import CommitRecord, StepRecord
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
-from monsess.checkpoint.store import (
-    DELETING_PREFIX,
-    PENDING_PREFIX,
-    PINS,
-    CheckpointStore,
-    Standing,
-    Survey,
-    shown_error,
-)
+from monsess.checkpoint.store import PINS, CheckpointStore, shown_error
+from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, STAGING_PREFIX, Standing, Survey
 from monsess.errors import DirectoryInUseError
 from monsess.localfiles import TEMPORARY_PREFIX
 from monsess.log import logger
 
+_STAGING_NAME = re.compile(rf"{re.escape(STAGING_PREFIX)}(?:0|[1-9][0-9]*)-.+")
+_DELETING_NAME = re.compile(rf"{re.escape(DELETING_PREFIX)}(0|[1-9][0-9]*)")
 _SLOW_SECS = 5.0
 _FAILURES = 3  # so many in a row, and the rest is left for after the next commit
 
@@ -57,7 +53,7 @@ class Upkeep:
         writer: Who cleans up: leftovers of other lineages are not his.
         keep: Which steps stay.
         protect: Steps that stay whatever ``keep`` says; another thread may change it.
-        check: Called before each step is deleted; raises if the directory belongs to somebody else by now.
+        check: Called before each thing that is done; raises if the directory belongs to somebody else by now.
     """
 
     def __init__(
@@ -173,6 +169,7 @@ class Upkeep:
         known, survey = self._look(fresh)
         surplus = self._surplus(known, next(reversed(fresh)))
         going = {record.step for record in surplus}
+        self._check()
         with self._store._run_lock:
             # Forgotten before they are deleted, so that a remembered step without a commit.json is damage; what is
             # just being written is remembered after its commit.
@@ -220,6 +217,7 @@ class Upkeep:
             self._deleting = work.step
         begun = time.monotonic()
         try:
+            self._check()
             work.do()
         finally:
             with self._changed:
@@ -251,7 +249,6 @@ class Upkeep:
     def _forget(self, known: dict[int, StepRecord], survey: Survey, record: StepRecord) -> None:
         """Delete a step, if it still is what it was when its record was read, and if it still may go."""
         step = record.step
-        self._check()
         if step in tuple(self._protect) or step in self._store._pins():
             return
         found = self._store._look_at(step, survey.listing)
@@ -263,6 +260,11 @@ class Upkeep:
         else:
             self._store._damaged.add(step)  # its record is gone or no longer valid
         known.pop(step, None)
+
+    def _drop(self, step: int) -> None:
+        """Delete a leftover, if it still is one."""
+        if self._store._look_at(step, self._store._look()) in (Standing.UNCOMMITTED, Standing.UNFINISHED):
+            self._store._delete_step(step)
 
     def _marks(self, survey: Survey) -> list[_Work]:
         """Marks of steps that are whole, or gone."""
@@ -279,7 +281,7 @@ class Upkeep:
             if step in self._looked_at or step in self._touched_so_far():
                 continue  # somebody else's, or not ours to judge: looked at once
             if self._is_ours(step, survey.others[step], step in pending):
-                work.append(_Work(step, lambda s=step: self._store._delete_step(s)))
+                work.append(_Work(step, lambda s=step: self._drop(s)))
                 if step in pending:
                     work.append(self._unmark(step))
             else:
@@ -293,16 +295,14 @@ class Upkeep:
         assert local is not None
         work: list[_Work] = []
         for name in survey.listing.staging:
-            if name.endswith(f"-{self._writer.attempt}"):
+            if not _STAGING_NAME.fullmatch(name) or name.endswith(f"-{self._writer.attempt}"):
                 continue
             session = self._store._session_of(name) or {}  # it is written first: without it half was deleted already
             if session.get("run_id", self._writer.run_id) == self._writer.run_id:
                 work.append(_Work(None, lambda n=name: shutil.rmtree(os.path.join(local, n))))
         for name in os.listdir(local):
-            if name.startswith(DELETING_PREFIX):
-                number = name.removeprefix(DELETING_PREFIX)
-                step = int(number) if number.isdecimal() else None
-                work.append(_Work(step, lambda n=name: self._store._storage.delete_tree(n)))
+            if match := _DELETING_NAME.fullmatch(name):
+                work.append(_Work(int(match[1]), lambda n=name: self._store._storage.delete_tree(n)))
         pins = os.path.join(local, PINS)
         for folder in (local, pins) if os.path.isdir(pins) else (local,):
             for name in os.listdir(folder):

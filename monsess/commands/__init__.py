@@ -7,6 +7,7 @@ a closed pipe. ``monsess run`` passes on the status of what it runs.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import logging
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NamedTuple, NoReturn, Protocol, cast
 
@@ -115,14 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise UsageError("a command is missing (try: monsess --help)")
             secrets = _secrets(args)
             console = Console(as_json=getattr(args, "json", False))
-            status = args.module.run(args, console)
+            with _warnings_as_notes(console, secrets):
+                status = args.module.run(args, console)
         except SystemExit as leaving:  # --help and --version
             status = leaving.code if isinstance(leaving.code, int) else YES
         except UsageError as error:
             console.note(mask(str(error), secrets))
             status = USAGE
         except MonsessError as error:
-            console.note(mask(str(error), secrets))
+            console.note(mask(_for_a_shell(error), secrets))
             status = UNKNOWN if isinstance(error, StorageError) else NO
         except KeyboardInterrupt:
             console.note("interrupted")
@@ -153,6 +155,40 @@ def _secrets(args: object) -> tuple[str, ...]:
         for url in urls:
             found += secrets_of(url, options)
     return tuple(found)
+
+
+def _for_a_shell(error: MonsessError) -> str:
+    """What an error says; the argument of a function has another name on the command line."""
+    text = str(error)
+    if isinstance(error, StorageError):
+        what, end, advice = text.rpartition("). ")
+        shell = f"the storage options (--storage-options FILE, or {OPTIONS_VARIABLE})"
+        text = what + end + advice.replace("storage_options", shell)
+    return text
+
+
+class _Notes(logging.Handler):
+    """Writes each warning once, as a line of the command."""
+
+    def __init__(self, console: Console, secrets: tuple[str, ...]) -> None:
+        super().__init__(logging.WARNING)
+        self._console, self._secrets, self._seen = console, secrets, set[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = mask(record.getMessage(), self._secrets)
+        if text not in self._seen:
+            self._seen.add(text)
+            self._console.note(text)
+
+
+@contextlib.contextmanager
+def _warnings_as_notes(console: Console, secrets: tuple[str, ...]) -> Iterator[None]:
+    handlers = logger.handlers
+    logger.handlers = [_Notes(console, secrets)]
+    try:
+        yield
+    finally:
+        logger.handlers = handlers
 
 
 def _module(command: Command) -> _Module:

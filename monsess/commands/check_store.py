@@ -18,7 +18,7 @@ from typing import Any
 from monsess.commands.console import Console
 from monsess.commands.options import Parser, UsageError, add_store, count, storage_options
 from monsess.commands.probes import PROBES, Bench, Probe, PropertyFailed
-from monsess.errors import MonsessError
+from monsess.errors import MonsessError, StorageError
 from monsess.log import mask
 from monsess.storage import Storage
 
@@ -83,6 +83,9 @@ def examine(bench: Bench, probes: Sequence[Probe], console: Console) -> list[dic
 
     Returns:
         One dict per property: ``name``, ``needed``, ``ok`` (None if it was not tried), ``found`` and ``meaning``.
+
+    Raises:
+        StorageError: Nothing can be written or read at all: access, the bucket or the connection is missing.
     """
     findings: list[dict[str, Any]] = []
     for number, probe in enumerate(probes, start=1):
@@ -101,6 +104,8 @@ def examine(bench: Bench, probes: Sequence[Probe], console: Console) -> list[dic
             except PropertyFailed as error:
                 finding |= {"ok": False, "found": str(error)}
             except Exception as error:  # whatever a store answers with: it is the finding
+                if number == 1 and isinstance(error, StorageError):
+                    raise
                 text = str(error) if isinstance(error, MonsessError) else f"{type(error).__name__}: {error}"
                 finding |= {"ok": False, "found": mask(text, bench.writer._secrets)}
     return findings
@@ -186,6 +191,10 @@ def _say(
         console.say(f"an earlier check was killed and left {name} behind: delete it by hand")
     if trusted:
         console.say(f"{url} can be trusted with checkpoints", "good")
+        if url.startswith("memory://"):
+            console.say("what is in memory:// ends with the process that put it there")
     else:
-        failed = ", ".join(finding["name"] for finding in findings if finding["needed"] and finding["ok"] is False)
+        failed = ", ".join(
+            repr(finding["name"]) for finding in findings if finding["needed"] and finding["ok"] is False
+        )
         console.say(f"{url} must not be trusted with checkpoints: {failed}", "bad")

@@ -11,6 +11,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 _COLOURS = {"good": "32", "bad": "31", "warn": "33", "dim": "2", "head": "1"}
@@ -131,7 +132,9 @@ class Console:
             return Cell("-" if plain else "–", "dim")
         if ok:
             return Cell("ok" if plain else "✓", "good")
-        return Cell("FAIL" if plain else "✗", "bad" if needed else "warn")
+        if not needed:
+            return Cell("!", "warn")
+        return Cell("FAIL" if plain else "✗", "bad")
 
     def _styled(self, text: str, style: str) -> str:
         return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if style and text and self._out_colour else text
@@ -184,7 +187,7 @@ def count_text(number: int, noun: str) -> str:
 def time_text(seconds: float) -> str:
     """A moment in local time, with its offset from UTC."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
     except (OverflowError, ValueError, OSError):
         return repr(seconds)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 from typing import Any
 
 from monsess.checkpoint.leaves import LeafSpec
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if len(args.other) > 2:
         raise UsageError(f"expected URL STEP STEP2 or URL STEP URL2 STEP2, found {2 + len(args.other)} arguments")
     if len(args.other) == 2:
+        if args.other[0].isdigit() and not os.path.exists(args.other[0]):
+            raise UsageError(f"two steps can be compared, found three; a folder of that name is ./{args.other[0]}")
         options = args.other_storage_options or args.storage_options
         stores.append(make_store(args.other[0], storage_options(options)))
     elif args.other_storage_options:
@@ -121,6 +124,8 @@ def _values(spec: LeafSpec, one: Any, other: Any) -> dict[str, Any]:
         shown = [
             f"{value!r}"[:60] if type(value) is not int or abs(value) < 1 << 200 else "int" for value in (one, other)
         ]
+    if spec.kind == "key":  # how far apart two keys are means nothing
+        found = dataclasses.replace(found, max_abs=None, max_ulp=None)
     return _row(spec.path, "values", *shown) | dataclasses.asdict(found)
 
 

@@ -2,7 +2,7 @@
 
 The commit records of the newest steps are read, no other file of a step: "damaged" means that the record itself is not
 valid. Of older steps it shows what run.json remembers, so that a directory of thousands is listed at once.
-`monsess verify` reads everything. Exit status 1 if there is no committed step.
+`monsess verify` reads everything. Exit status 1 if there is no committed step, 3 if a commit record could not be read.
 """
 
 from __future__ import annotations
@@ -12,15 +12,26 @@ import time
 from typing import Any
 
 from monsess.checkpoint.commit import ORBAX_MARKERS, SESSION, StepRecord
-from monsess.checkpoint.owner import read_owner
-from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.checkpoint.owner import find_owner
+from monsess.checkpoint.store import PINS, CheckpointStore
+from monsess.checkpoint.survey import DELETING_PREFIX, STAGING_PREFIX, Listing, Standing
 from monsess.commands.console import Cell, Console, age_text, count_text, size_text
-from monsess.commands.options import Parser, add_store, count, open_store
+from monsess.commands.options import Parser, add_store, count, nothing_there, open_store
 from monsess.commands.ownership import owner_as_json, owner_text
+from monsess.errors import StorageError
 
-_STYLES = {"committed": "", "pinned": "good", "unfinished": "warn", "foreign": "dim", "damaged": "bad"}
-_PUT_ASIDE = ("aside-", "damaged-")
+_STYLES = {
+    "committed": "",
+    "pinned": "good",
+    "unfinished": "warn",
+    "foreign": "dim",
+    "damaged": "bad",
+    "unreadable": "warn",
+}
+#: Folders of monsess's own that are there for a moment, or hold no step.
+_OWN = (STAGING_PREFIX, DELETING_PREFIX)
 _READ = 20
+_NAMED_ERRORS = 3
 
 
 def configure(parser: Parser) -> None:
@@ -38,7 +49,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         known = {
             s: one for s, one in store._remembered().items() if s not in found.pending and s not in numbers[-_READ:]
         }
-        looks = store._storage.map([lambda s=s: known.get(s) or store._look_at(s, found) for s in numbers])
+        looks = store._storage.map([lambda s=s: known.get(s) or _look_at(store, s, found) for s in numbers])
         pins = store._pins()
         rows = [
             _row(store, step, look, step in pins)
@@ -46,8 +57,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
             # Some stores list the folder of a deleted step for ever.
             if look is not Standing.UNCOMMITTED or not store._is_hollow(step, pending=True)
         ]
-        aside = sorted(name for name in store._list_root() if name.startswith(_PUT_ASIDE)) + sorted(found.odd)
-        owner = read_owner(store)
+        folders = [name for name, entry in store._list_root().items() if entry.is_dir]
+        steps = {str(step) for step in found.numbers}
+        aside = sorted(n for n in folders if n not in steps and n != PINS and not n.startswith(_OWN))
+        owner = find_owner(store)
+        # A folder that is not there at all, or is a step, is worth more words.
+        nothing = "" if rows else nothing_there(store)
     console.document(
         {
             "url": store.url,
@@ -69,14 +84,29 @@ def run(args: argparse.Namespace, console: Console) -> int:
         total = size_text(sum(row["size"] for row in committed))
         console.say(f"{count_text(len(committed), 'committed step')}, {total}{more}, in {store.url}")
     else:
-        console.say(f"There is no checkpoint in {store.url}")
+        console.say(nothing)
+        if not nothing.startswith("There is no committed"):  # no directory at all, or a step in its place
+            return 1
     if aside:
         console.say(f"not steps: {', '.join(aside)}")
     console.say(owner_text(owner))
-    return 0 if committed else 1
+    errors = [str(look) for look in looks if isinstance(look, StorageError)]
+    for error in errors[:_NAMED_ERRORS]:
+        console.note(error)
+    if len(errors) > _NAMED_ERRORS:
+        console.note(f"and {len(errors) - _NAMED_ERRORS} more steps could not be looked at")
+    return 3 if errors else 0 if committed else 1
 
 
-def _row(store: CheckpointStore, step: int, look: StepRecord | Standing, pinned: bool) -> dict[str, Any]:
+def _look_at(store: CheckpointStore, step: int, listing: Listing) -> StepRecord | Standing | StorageError:
+    """One step; that it cannot be read is its state and does not hide the others."""
+    try:
+        return store._look_at(step, listing)
+    except StorageError as error:
+        return error
+
+
+def _row(store: CheckpointStore, step: int, look: StepRecord | Standing | StorageError, pinned: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"step": step, "state": "committed", "pinned": pinned}
     if isinstance(look, StepRecord):
         return {
@@ -87,6 +117,9 @@ def _row(store: CheckpointStore, step: int, look: StepRecord | Standing, pinned:
             "attempt": look.attempt,
             "metrics": dict(look.metrics),
         }
+    if isinstance(look, StorageError):
+        nothing: dict[str, Any] = {"time": None, "size": None, "run_id": None, "attempt": None, "metrics": {}}
+        return {**row, **nothing, "state": "unreadable"}
     session: dict[str, Any] = store._session_of(str(step)) or {}
     row |= {"time": None, "size": None, "run_id": session.get("run_id"), "attempt": session.get("attempt")}
     row["metrics"] = {}

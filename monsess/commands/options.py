@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from monsess.checkpoint.commit import COMMIT, SESSION
 from monsess.checkpoint.store import CheckpointStore
 from monsess.errors import MonsessError
 from monsess.log import mask
@@ -30,6 +33,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Leave with exit status 2."""
         raise UsageError(f"{mask(message)} (try: {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Complain of what a subcommand does not know here, where its own options are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.prog != "monsess":
+            options = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
+            hint = f"; did you mean {near[0]}?" if near and unknown[0].startswith("-") else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -115,5 +128,33 @@ def resolve(store: CheckpointStore, wanted: int | str) -> int:
         return wanted
     steps = store.steps()
     if not steps:
-        raise MonsessError(f"There is no committed checkpoint in {store.url}.")
+        raise MonsessError(nothing_there(store))
     return steps[-1]
+
+
+def demand_directory(store: CheckpointStore) -> None:
+    """Complain of a local directory that does not exist; elsewhere a folder without an object is as good as none.
+
+    Raises:
+        MonsessError: There is no such directory.
+    """
+    if store._storage.local_path is not None and not os.path.lexists(store._storage.local_path):
+        raise MonsessError(f"There is no directory {store.url}")
+
+
+def nothing_there(store: CheckpointStore) -> str:
+    """Why there is no committed checkpoint: no directory, a step in its place, or just none.
+
+    Raises:
+        StorageError: The store could not be looked at.
+    """
+    try:
+        demand_directory(store)
+    except MonsessError as error:
+        return str(error)
+    folder, _, name = store.url.rstrip("/").rpartition("/")
+    if _STEP.fullmatch(name) and not {COMMIT, SESSION}.isdisjoint(store._list_root()):
+        return f"{store.url} is a step itself: monsess show {shlex.quote(folder or '/')} {name}"
+    if store.url.startswith("memory://"):
+        return f"There is no committed checkpoint in {store.url}, and what others put into memory:// is not seen here"
+    return f"There is no committed checkpoint in {store.url}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from monsess.commands.console import Console
-from monsess.commands.options import Parser, add_store, open_store, resolve, step_or_newest
+from monsess.commands.options import Parser, add_store, demand_directory, open_store, resolve, step_or_newest
 from monsess.commands.reading import commit_of
 
 
@@ -24,6 +24,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Pin or unpin; 0 if done."""
     store = open_store(args)
     with console.progress(f"writing to {store.url}"):
+        demand_directory(store)
         steps = sorted({resolve(store, step) for step in args.steps})
         before = store._pins()
         if args.remove:
@@ -37,8 +38,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         after = store._pins()
     console.document({"url": store.url, "steps": steps, "pinned": sorted(after)})
     for step in steps:
-        was = "was" if (step in before) != args.remove else "is"
-        state = "not pinned" if args.remove else "pinned"
-        console.say(f"step {step} {'was already' if was == 'was' else 'is now'} {state}")
+        if args.remove:
+            console.say(f"step {step} is not pinned any more" if step in before else f"step {step} was not pinned")
+        else:
+            console.say(f"step {step} was pinned already" if step in before else f"step {step} is now pinned")
     console.say(f"pinned in {store.url}: {', '.join(map(str, sorted(after))) or 'none'}")
     return 0

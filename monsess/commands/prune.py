@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from monsess.checkpoint.commit import CommitRecord, StepRecord
-from monsess.checkpoint.owner import Owner, read_owner
+from monsess.checkpoint.owner import Owner, UnknownOwner, find_owner
 from monsess.checkpoint.retention import KeepBest, KeepEvery, KeepLast, Retention
-from monsess.checkpoint.store import CheckpointStore, Standing, Survey
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing, Survey
 from monsess.commands.console import Cell, Console, age_text, count_text, size_text
-from monsess.commands.options import Parser, UsageError, add_store, count, open_store
+from monsess.commands.options import Parser, UsageError, add_store, count, nothing_there, open_store
 from monsess.commands.ownership import owner_text
 from monsess.errors import DamagedCheckpointError, DirectoryInUseError
 
@@ -45,19 +47,22 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Prune; 0 if what was to go is gone."""
-    policy = _policy(args)
+    policies = _policies(args)
     store = open_store(args)
     with console.progress(f"looking at {store.url}"):
-        owner = read_owner(store)
+        owner = find_owner(store)
         _refuse_owned(store, owner, args)
         survey = store._survey()
+        store._note_damage(store._remembered_damage(store.read_run() or {}), survey)
         pinned = store._pins()
     if not survey.committed:
         console.document({"url": store.url, "deleted": [], "kept": [], "freed": 0, "dry_run": args.dry_run})
-        console.say(f"There is no committed step in {store.url}")
+        console.say(nothing_there(store))
         return 1
-    damaged = [] if args.no_verify else _damaged(store, survey, console)
-    reasons = _reasons(survey, policy, pinned, damaged, owner)
+    damaged = {*([] if args.no_verify else _damaged(store, survey, console)), *store._damaged}
+    if damaged.issuperset(survey.committed):
+        raise DamagedCheckpointError(f"Nothing is deleted: no step in {store.url} is sound.")
+    reasons = _reasons(survey, policies, pinned, damaged, owner)
     records = survey.committed
     surplus = [step for step in sorted(records) if step not in reasons]
     freed = sum(records[step].size for step in surplus)
@@ -65,6 +70,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if surplus and not args.dry_run and not args.yes and not _agreed(console, surplus, freed, store.url):
         console.say("nothing was deleted")
         return 1
+    _refuse_owned(store, find_owner(store), args)  # a run may have begun while somebody thought about it
     gone = [] if args.dry_run else _delete(store, surplus, records, console)
     console.document(
         {
@@ -80,29 +86,35 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _policy(args: argparse.Namespace) -> Retention:
-    policies: list[Retention] = list(args.keep_best)
+def _policies(args: argparse.Namespace) -> dict[str, Retention]:
+    """What is to be kept, by the option that says so."""
+    policies: dict[str, Retention] = {}
     if args.keep_last:
-        policies.append(KeepLast(args.keep_last))
+        policies[f"--keep-last {args.keep_last}"] = KeepLast(args.keep_last)
+    for best in args.keep_best:
+        policies[f"--keep-best {best.n}:{best.metric}:{best.mode}"] = best
     if args.keep_every_steps:
-        policies.append(KeepEvery(steps=args.keep_every_steps))
+        policies[f"--keep-every-steps {args.keep_every_steps}"] = KeepEvery(steps=args.keep_every_steps)
     if args.keep_every_hours:
-        policies.append(KeepEvery(hours=args.keep_every_hours))
+        policies[f"--keep-every-hours {args.keep_every_hours:g}"] = KeepEvery(hours=args.keep_every_hours)
     if not policies:
         raise UsageError("say what to keep: --keep-last, --keep-best, --keep-every-steps or --keep-every-hours")
-    policy = policies[0]
-    for other in policies[1:]:
-        policy = policy | other
-    return policy
+    return policies
 
 
-def _refuse_owned(store: CheckpointStore, owner: Owner | None, args: argparse.Namespace) -> None:
+def _refuse_owned(store: CheckpointStore, owner: Owner | UnknownOwner | None, args: argparse.Namespace) -> None:
     if owner is None or owner.is_alive is False or args.force or args.dry_run:
         return
-    raise DirectoryInUseError(
-        f"A run may be training in {store.url}, and deletes by its own policy. The {owner_text(owner)}. End it first; "
-        "if it is over, `monsess unlock URL`; --force deletes all the same, --dry-run only shows."
-    )
+    if owner.is_alive:
+        what = (
+            f"A run is training in {store.url}, and deletes by its own policy: {owner}. End it first (kill {owner.pid})"
+        )
+    else:
+        what = (
+            f"A run may be training in {store.url}, and deletes by its own policy. The {owner_text(owner)}. End it "
+            f"first; if it is over: monsess unlock {shlex.quote(store.url)}"
+        )
+    raise DirectoryInUseError(f"{what}. --force deletes all the same, --dry-run only shows.")
 
 
 def _damaged(store: CheckpointStore, survey: Survey, console: Console) -> list[int]:
@@ -116,19 +128,23 @@ def _damaged(store: CheckpointStore, survey: Survey, console: Console) -> list[i
             return damaged
         console.note(f"step {step} in {store.url} is damaged and does not count: {'; '.join(problems[:3])}")
         damaged.append(step)
-    raise DamagedCheckpointError(f"Nothing is deleted: no step in {store.url} is sound.")
+    return damaged
 
 
 def _reasons(
-    survey: Survey, policy: Retention, pinned: set[int], damaged: list[int], owner: Owner | None
+    survey: Survey,
+    policies: Mapping[str, Retention],
+    pinned: set[int],
+    damaged: set[int],
+    owner: Owner | UnknownOwner | None,
 ) -> dict[int, str]:
     """Why each step that stays does."""
     records = survey.committed
     sound = [step for step in sorted(records) if step not in damaged]
     run_id = records[sound[-1]].run_id
     own = [records[step] for step in sound if records[step].run_id == run_id]
-    _check_metrics(policy, own)
-    kept = policy.keep(own)
+    _check_metrics(policies.values(), own)
+    kept = {option: policy.keep(own) for option, policy in policies.items()}
     reasons: dict[int, str] = {}
     for step in sorted(records):
         if step in damaged:
@@ -141,16 +157,19 @@ def _reasons(
             reasons[step] = "pinned"
         elif owner is not None and step == owner.restored_from:
             reasons[step] = "the run began from it"
-        elif step in kept:
-            reasons[step] = "kept by the policy"
+        elif options := [option for option, steps in kept.items() if step in steps]:
+            reasons[step] = ", ".join(options)
     return reasons
 
 
-def _check_metrics(policy: Retention, records: Sequence[StepRecord]) -> None:
+def _check_metrics(policies: Iterable[Retention], records: Sequence[StepRecord]) -> None:
     """Refuse a metric that no step has: misspelt, it would keep nothing."""
     there = sorted({name for record in records for name in record.metrics})
-    if unknown := [name for name in policy.metrics if name not in there]:
-        raise UsageError(f"no step has the metric {unknown[0]!r}; metrics there: {', '.join(there) or 'none'}")
+    for name in (name for policy in policies for name in policy.metrics if name not in there):
+        known, _, mode = name.rpartition(":")
+        if known in there:
+            raise UsageError(f"the mode of the metric {known!r} is min or max, found {mode!r}")
+        raise UsageError(f"no step has the metric {name!r}; metrics there: {', '.join(there) or 'none'}")
 
 
 def _show(
@@ -171,7 +190,8 @@ def _show(
     console.table(("STEP", "AGE", "SIZE", "RUN", "METRICS", "WHAT"), rows, ">>>")
     others = survey.those(Standing.BROKEN, Standing.UNFINISHED, Standing.UNCOMMITTED)
     if others:
-        console.say(f"not committed, left alone: {', '.join(map(str, others))}")
+        names = [f"{step} (damaged)" if survey.others[step] is Standing.BROKEN else str(step) for step in others]
+        console.say(f"not committed, left alone: {', '.join(names)}")
     size = size_text(sum(survey.committed[step].size for step in surplus))
     console.say(
         f"{count_text(len(surplus), 'step')} of {len(survey.committed)} in {store.url} "
@@ -199,6 +219,7 @@ def _delete(store: CheckpointStore, surplus: list[int], records: dict[int, StepR
             if isinstance(found, CommitRecord) and found != records[step]:
                 console.note(f"step {step} was written anew meanwhile and stays")
                 continue
+            store._forget(step)
             store._delete_step(step)
         gone.append(step)
     return gone

@@ -9,10 +9,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord, decode
+from monsess.checkpoint.commit import COMMIT, SESSION, CommitRecord
 from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing
+from monsess.commands.options import nothing_there
 from monsess.errors import DamagedCheckpointError, MonsessError, StorageError
 from monsess.localfiles import Digest
+
+_NAMED = 10  # so many steps are named where one is not there
 
 
 def commit_of(store: CheckpointStore, step: int) -> CommitRecord:
@@ -23,18 +27,24 @@ def commit_of(store: CheckpointStore, step: int) -> CommitRecord:
         DamagedCheckpointError: Its record is not valid.
         StorageError: It could not be read.
     """
-    data = store._read_commit(step)
-    if data is None:
-        there = store.steps()
-        names = ", ".join(map(str, there[-10:])) or "none"
-        more = f" and {len(there) - 10} older ones" if len(there) > 10 else ""
-        raise MonsessError(f"Step {step} in {store.url} is not a committed checkpoint; committed: {names}{more}.")
-    try:
-        return decode(data, step)
-    except ValueError as error:
-        raise DamagedCheckpointError(
-            f"Step {step} in {store.url} is damaged: {COMMIT} is not valid: {error}"
-        ) from error
+    listing = store._look()
+    found = store._look_at(step, listing)
+    if isinstance(found, CommitRecord):
+        return found
+    if found is Standing.BROKEN:
+        problems = store.verify(step) or [f"{COMMIT} was not valid"]
+        raise DamagedCheckpointError(f"Step {step} in {store.url} is damaged: {problems[0].partition(': step ')[0]}.")
+    there = store.steps()
+    if not there:
+        raise MonsessError(nothing_there(store))
+    valid: list[int] = []
+    while there and len(valid) < _NAMED:
+        other = there.pop()
+        if isinstance(store._look_at(other, listing), CommitRecord):  # what run.json remembers is no proof
+            valid.insert(0, other)
+    names = ", ".join(map(str, valid)) or "none"
+    more = f" and {len(there)} older ones" if there else ""
+    raise MonsessError(f"Step {step} in {store.url} is not a committed checkpoint; committed: {names}{more}.")
 
 
 def session_of(store: CheckpointStore, record: CommitRecord) -> dict[str, Any]:

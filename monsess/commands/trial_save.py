@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from monsess import clock
+from monsess.checkpoint.commit import CommitRecord
 from monsess.checkpoint.leaves import describe
 from monsess.checkpoint.publish import Writer, publish
 from monsess.checkpoint.restore import find_restorable
@@ -16,12 +18,13 @@ from monsess.checkpoint.store import CheckpointStore
 from monsess.commands.probes import PropertyFailed
 
 
-def try_out(url: str, options: Mapping[str, Any]) -> str:
+def try_out(url: str, options: Mapping[str, Any], lag: float = 0.0) -> str:
     """Save two steps, look at them with fresh eyes, delete one.
 
     Args:
         url: A directory that nobody else uses.
         options: Storage options.
+        lag: By how many seconds listings lag behind.
 
     Returns:
         What was done.
@@ -32,9 +35,12 @@ def try_out(url: str, options: Mapping[str, Any]) -> str:
     """
     writer = Writer(uuid.uuid4().hex[:12], uuid.uuid4().hex[:8], None, clock.wall())
     store, fresh = CheckpointStore(url, options), CheckpointStore(url, options)
+    saved: list[CommitRecord] = []
     for step in (1, 2):
-        _save(store, writer, step)
+        saved.append(_save(store, writer, step))
+        store._remember(writer.run_id, saved)  # as a session does right after a commit
         _look(fresh, step)
+    time.sleep(2 * lag)  # retention deletes what was committed long ago
     store.delete(1)
     if (left := fresh.steps()) != [2]:
         raise PropertyFailed(f"step 1 of 1 and 2 was deleted; step 2 should be left, found {left}")
@@ -47,9 +53,9 @@ def _state(step: int) -> dict[str, Any]:
     return {"w": values, "zero": np.float32(-0.0), "count": np.int64(2**40 + step), "rate": 1e-3, "list": [values[0]]}
 
 
-def _save(store: CheckpointStore, writer: Writer, step: int) -> None:
+def _save(store: CheckpointStore, writer: Writer, step: int) -> CommitRecord:
     specs, values = _leaves(_state(step))
-    publish(store, writer, step, specs, values, {"hooks": {}}, {"step": float(step)}, lambda: None)
+    return publish(store, writer, step, specs, values, {"hooks": {}}, {"step": float(step)}, lambda: None)
 
 
 def _look(store: CheckpointStore, step: int) -> None:

@@ -7,13 +7,24 @@ one of the steps is damaged or not committed; 3 if the store did not answer, whi
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from typing import Any
 
 from monsess.checkpoint.commit import CommitRecord
-from monsess.checkpoint.store import CheckpointStore, Standing
+from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Standing
 from monsess.commands.console import Cell, Console, count_text, size_text
-from monsess.commands.options import NEWEST, Parser, UsageError, add_store, open_store, resolve, step_or_newest
+from monsess.commands.options import (
+    NEWEST,
+    Parser,
+    UsageError,
+    add_store,
+    nothing_there,
+    open_store,
+    resolve,
+    step_or_newest,
+)
 from monsess.errors import StorageError
 
 SOUND, DAMAGED, MISSING, GONE, UNREAD = "sound", "damaged", "not committed", "deleted", "could not be read"
@@ -53,6 +64,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     found = {row["result"] for row in rows}
     console.document({"url": store.url, "sound": found == {SOUND}, "steps": rows})
     _say(console, store.url, rows)
+    if not rows:
+        console.say(nothing_there(store))
+    elif args.all or args.steps in ([], [NEWEST]):
+        console.say(_what_a_restart_takes(store.url, rows, args.all))
     return 0 if found == {SOUND} else 3 if found <= {SOUND, UNREAD} and rows else 1
 
 
@@ -78,7 +93,6 @@ def _verify(store: CheckpointStore, step: int) -> dict[str, Any]:
 
 def _say(console: Console, url: str, rows: list[dict[str, Any]]) -> None:
     if not rows:
-        console.say(f"There is no checkpoint in {url}")
         return
     table = [
         (
@@ -101,6 +115,18 @@ def _say(console: Console, url: str, rows: list[dict[str, Any]]) -> None:
         console.say(f"{count_text(sound, 'step')} in {url} sound: every byte is what was committed")
     else:
         console.say(f"{sound} of {count_text(len(rows), 'step')} in {url} sound")
+
+
+def _what_a_restart_takes(url: str, rows: list[dict[str, Any]], all_of_them: bool) -> str:
+    """The end of it; ``rows`` in ascending order, the newest step among them."""
+    for row in reversed(rows):
+        if row["result"] == SOUND:
+            return f"a restart takes step {row['step']}"
+        if row["result"] == UNREAD:
+            return f"a restart would end with an error: step {row['step']} could not be read"
+    if all_of_them:
+        return "no step is sound: a restart would end with an error"
+    return f"a restart takes an older step, if one is sound: monsess verify --all {shlex.quote(url)}"
 
 
 def _speed(row: dict[str, Any]) -> str:

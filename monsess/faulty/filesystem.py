@@ -36,8 +36,9 @@ class FaultyFileSystem(AbstractFileSystem):
 
     Args:
         root: A local folder; None for memory.
-        faults: What goes wrong; a mapping is taken as the arguments of `Faults`. None: an object store without
-            faults.
+        faults: What goes wrong; a mapping is taken as the arguments of `Faults`, and all filesystem objects of the
+            process that get an equal one, with the same ``root``, share the `Faults` made of it. None: an object
+            store without faults.
         **options: As for any filesystem of fsspec; others, such as a ``key`` and a ``secret``, are ignored.
 
     Raises:
@@ -58,6 +59,7 @@ class FaultyFileSystem(AbstractFileSystem):
     protocol = "faulty"
     root_marker = ""
     _memories: ClassVar[dict[str, Memory]] = {}
+    _described: ClassVar[dict[str, Faults]] = {}  # those that were given as a mapping
     _making: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -67,12 +69,16 @@ class FaultyFileSystem(AbstractFileSystem):
         **options: Any,
     ) -> None:
         super().__init__(**{"use_listings_cache": False, **options})
-        if faults is None or isinstance(faults, Mapping):
-            faults = Faults(**(faults or {}))
+        self._root = None if root is None else os.path.abspath(os.fspath(root))
+        if faults is None:
+            faults = Faults()
+        elif isinstance(faults, Mapping):
+            made, key = Faults(**faults), repr((self._root, sorted(faults.items())))
+            with self._making:  # what one object writes late, the listings of the others show late
+                faults = self._described.setdefault(key, made)
         if not isinstance(faults, Faults):
             raise TypeError(f"faults is a monsess.testing.Faults or a mapping of its arguments, found {faults!r}.")
         self.faults: Faults = faults
-        self._root = None if root is None else os.path.abspath(os.fspath(root))
         self._number = faults._join()
 
     @classmethod

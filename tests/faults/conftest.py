@@ -1,50 +1,19 @@
-"""Fork servers, the straight runs that everything is compared with, and a report of what was killed."""
+"""Fork servers, and the straight runs that everything is compared with."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import random
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kill_child import STEPS, Options
 from kills import Ending, Workers, ending, output
-
-KILLED = pytest.StashKey[Counter[str]]()
-MOMENTS = pytest.StashKey[Counter[str]]()
-DAMAGED = pytest.StashKey[Counter[str]]()
-OPERATIONS = pytest.StashKey[dict[str, str]]()
-FIGURES = pytest.StashKey[list[str]]()
-SEED = pytest.StashKey[int]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[KILLED] = Counter()
-    config.stash[MOMENTS] = Counter()
-    config.stash[DAMAGED] = Counter()
-    config.stash[OPERATIONS] = {}
-    config.stash[FIGURES] = []
-    config.stash[SEED] = int(os.environ.get("MONSESS_SEED") or random.SystemRandom().randrange(10**6))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for key, what in (
-        (KILLED, "killed, started again, and equal to the straight run"),
-        (MOMENTS, "killed while"),
-        (OPERATIONS, "killed at an operation of the store, started again, and equal to the straight run"),
-        (DAMAGED, "files of a checkpoint damaged in one way each"),
-    ):
-        counts = config.stash[key]
-        if counts:
-            listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-            terminalreporter.write_line(f"{what} (MONSESS_SEED={config.stash[SEED]}): {listed}")
-    for line in config.stash[FIGURES]:
-        terminalreporter.write_line(line)
+from report import COUNTS, DAMAGED, FIGURES, KILLED, MOMENTS, OPERATIONS, SEED
 
 
 @pytest.fixture(scope="session")
@@ -54,27 +23,27 @@ def figures(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def killed(request: pytest.FixtureRequest) -> Counter[str]:
+def killed(request: pytest.FixtureRequest) -> Any:
     """How many lineages with a kill ended as the straight run, by place."""
-    return request.config.stash[KILLED]
+    return request.config.stash[COUNTS][KILLED]
 
 
 @pytest.fixture(scope="session")
-def moments(request: pytest.FixtureRequest) -> Counter[str]:
+def moments(request: pytest.FixtureRequest) -> Any:
     """How many kills at random moments met which phase."""
-    return request.config.stash[MOMENTS]
+    return request.config.stash[COUNTS][MOMENTS]
 
 
 @pytest.fixture(scope="session")
-def operations(request: pytest.FixtureRequest) -> dict[str, str]:
+def operations(request: pytest.FixtureRequest) -> Any:
     """By scenario and store, at how many operations a run was killed, of how many."""
-    return request.config.stash[OPERATIONS]
+    return request.config.stash[COUNTS][OPERATIONS]
 
 
 @pytest.fixture(scope="session")
-def damaged(request: pytest.FixtureRequest) -> Counter[str]:
+def damaged(request: pytest.FixtureRequest) -> Any:
     """How many kinds of damage to how many files were found, by kind."""
-    return request.config.stash[DAMAGED]
+    return request.config.stash[COUNTS][DAMAGED]
 
 
 @pytest.fixture(scope="session")

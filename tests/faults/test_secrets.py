@@ -28,12 +28,17 @@ import monsess as ms
 from monsess.commands import COMMANDS, main
 
 USER, PASSWORD = "anna-the-l0gin", "pa55%2Fw0rd-of-anna"
+SLASHED = "pa55ed/w1th@a/sl4shes"  # as nobody should write it in a URL, and somebody will
+PRIVATE_KEY = "-----BEGIN K3Y-----\nMIIEvQ/f1rst+line\nsec0nd+l1ne==\n-----END K3Y-----\n"
+QUOTED = "it's\\b4ck\"quoted"
 OPTIONS: dict[str, Any] = {
     "key": "AKIALEAKYKEY0123",
     "secret": "s3cr3t/of+the=leaky?store",
     "client_kwargs": {"aws_session_token": "t0ken-of-the-leaky-store"},
     "headers": {"Authorization": ["Bearer be4rer-t0ken"]},
     "connection_string": "Account=a;Seal=c0nnection-s3al",
+    "token": {"type": "service_account", "private_key": PRIVATE_KEY},
+    "passphrase": QUOTED,
 }
 _PLAIN = (
     PASSWORD,
@@ -43,8 +48,23 @@ _PLAIN = (
     "t0ken-of-the-leaky-store",
     "be4rer-t0ken",
     "c0nnection-s3al",
+    PRIVATE_KEY,
+    *PRIVATE_KEY.split(),
+    "sec0nd+l1ne",
+    QUOTED,
+    "b4ck",  # however the rest is escaped
+    SLASHED,
+    *SLASHED.split("/"),
+    "w1th",
 )
-SECRETS = {variant.encode() for plain in _PLAIN for variant in (plain, quote(plain), quote(plain, ""))}
+_WRITTEN = (
+    str,
+    quote,
+    lambda plain: quote(plain, ""),
+    lambda plain: repr(plain)[1:-1],
+    lambda plain: json.dumps(plain)[1:-1],
+)
+SECRETS = {write(plain).encode() for plain in _PLAIN for write in _WRITTEN}
 ERRORS = {"refused": PermissionError, "lost": ConnectionError, "broken": RuntimeError}
 
 
@@ -232,13 +252,43 @@ def test_looking_that_fails(url, store_fails, kind):
         assert "leaky://***@" in complaint(call)
 
 
+@pytest.mark.parametrize("password", [PASSWORD, SLASHED])
 @pytest.mark.parametrize("wrong", ["unheardof://{}@host/run", "leaky:/{}@host/run", "sftp://{}@:port:/x"])
-def test_urls_that_cannot_be(wrong, capfd):
-    url = wrong.format(f"{USER}:{PASSWORD}")
+def test_urls_that_cannot_be(wrong, password, capfd):
+    url = wrong.format(f"{USER}:{password}")
     complaint(lambda: attempt(url), Exception)
     complaint(lambda: ms.latest_checkpoint(url, OPTIONS), Exception)
     assert main(["ls", url]) in (2, 3)
     assert "monsess: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["list", "read", "write"])
+def test_a_password_with_slashes(kind, store_fails, monkeypatch, capfd):
+    url = f"leaky://{USER}:{SLASHED}@{uuid.uuid4().hex}/run"
+
+    class Breaks(ms.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if run_context.global_step == 5:
+                store_fails(kind, "delete")
+
+    attempt(url, 4)
+    store = ms.CheckpointStore(url, OPTIONS)
+    assert store.steps() == [4]
+    assert_clean("the store", f"{store!r} {store} {store.url}")
+    for name, data in objects(url).items():
+        assert_clean(name.rpartition("/")[2], data)
+    text = complaint(lambda: attempt(url, 10**6, chief_only_hooks=[Breaks()]))
+    assert "leaky://***@" in text
+    store_fails(kind)
+    if kind != "write":
+        assert "leaky://***@" in complaint(lambda: attempt(url))
+    monkeypatch.setenv("MONSESS_STORAGE_OPTIONS", json.dumps(OPTIONS))
+    monkeypatch.setenv("MONSESS_DEBUG", "1")
+    for command in COMMANDS:
+        called(command.name, url, *command.example)
+        called(command.name, url, *command.example, "--json")
+        assert main([command.name, url, "--no-such-thing", url]) == 2
+    assert "leaky://***@" in "".join(capfd.readouterr())
 
 
 # ---- the command line
@@ -327,4 +377,8 @@ def test_the_store_of_these_tests_does_leak(url, store_fails):
     with pytest.raises(PermissionError) as raised:
         filesystem.ls(root)
     text = "".join(traceback.format_exception(raised.value)).encode()
-    assert all(secret.encode() in text for secret in (USER, *_PLAIN[:1], *_PLAIN[2:]))
+    given = [*_PLAIN[:1], *_PLAIN[2 : _PLAIN.index(SLASHED)]]
+    assert USER.encode() in text
+    assert all(any(write(secret).encode() in text for write in _WRITTEN) for secret in given)
+    assert repr(PRIVATE_KEY)[1:-1].encode() in text
+    assert repr(QUOTED)[1:-1].encode() in text

@@ -127,17 +127,21 @@ def finish(attempt: ForkServer, store: Server, url: str, options: Options, strai
 
 @dataclasses.dataclass(frozen=True)
 class Outage:
-    """What happens to a store in the middle of a save, and how long it takes."""
+    """What happens to a store in the middle of a save, how long it takes, and how long a request may take."""
 
     begin: Callable[[Server], None]
     seconds: float
     end: Callable[[Server], None]
+    stall_secs: float = 60.0
 
 
 OUTAGES = {
     "restarted": Outage(lambda store: store.kill(), 0.0, lambda store: store.start(wait=False)),
     "refuses": Outage(lambda store: store.kill(), OUTAGE_SECS, lambda store: store.start(wait=False)),
     "silent": Outage(lambda store: store.pause(), OUTAGE_SECS, lambda store: store.go_on()),
+    "silent and given up": Outage(
+        lambda store: store.pause(), OUTAGE_SECS, lambda store: store.go_on(), OUTAGE_SECS / 5
+    ),
 }
 
 
@@ -164,6 +168,7 @@ def train_through(outage: Outage, store: Server, name: str, megabytes: int, monk
                 moments[0].start()
         return upload(self, rel, path)
 
+    monkeypatch.setitem(Storage.__init__.__kwdefaults__, "stall_secs", outage.stall_secs)
     monkeypatch.setattr(Storage, "upload", uploading)
     try:
         with ms.MonitoredTrainingSession(

@@ -15,7 +15,7 @@ from refusing import RefusingFileSystem, refusing
 import monsess as ms
 from monsess.checkpoint import CheckpointStore, latest_checkpoint
 from monsess.checkpoint.restore import find_restorable
-from monsess.checkpoint.store import DELETING_PREFIX, PENDING_PREFIX, Standing
+from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, Standing
 from monsess.errors import DamagedCheckpointError, SaveError
 
 INVALID = {
@@ -220,6 +220,27 @@ def test_a_store_that_takes_objects_whole_gets_no_marks(tmp_path):
     writer.close()
     assert not [name for name in seen if name.startswith(PENDING_PREFIX)]
     assert store.steps() == [2]
+
+
+@pytest.mark.parametrize("protocol", ["local", "refusing"])
+def test_a_record_that_is_gone_before_anybody_remembered_it(protocol, tmp_path, caplog):
+    """On a local path no save and no deletion leaves that; elsewhere an upload that was cut off looks like it."""
+    url = str(tmp_path) if protocol == "local" else fresh("refusing")
+    store = save(url, 2)
+    for name in ("run.json", "2/commit.json"):
+        store._storage.delete(name)
+    if protocol == "refusing":
+        assert find_restorable(CheckpointStore(url)) is None
+        save(url, 3, attempt="a2")
+        assert names(store) == {"3"}
+        return
+    with pytest.raises(DamagedCheckpointError, match="step 2"):
+        run(url, 3)
+    before = store._storage.walk("2")
+    save(url, 3, attempt="a2")
+    assert store._storage.walk("2") == before
+    save(url, 2, attempt="a3")
+    assert store._storage.walk("damaged-2-a3") == before
 
 
 # ---- directories that hold nothing

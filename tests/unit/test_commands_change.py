@@ -7,8 +7,10 @@ import os
 import time
 
 import pytest
+import ticks
 from checkpoints import fresh, save, saver, snapshot
 from command_line import CommandLine, Files
+from owners import acquired
 
 from monsess.checkpoint import CheckpointStore
 from monsess.checkpoint.owner import OWNER, Owner, encode
@@ -59,8 +61,10 @@ def test_pin(url, call):
     store = save(url, 5, 10)
     assert call("pin", url, 5, 10)[0] == 0
     assert store._pins() == {5, 10}
-    assert "step 5 was already pinned" in call("pin", url, 5)[1]
+    assert "step 5 was pinned already" in call("pin", url, 5)[1]
     assert call.document("pin", url, 10, "--remove") == (0, {"url": store.url, "steps": [10], "pinned": [5]})
+    assert "step 5 is not pinned any more\nstep 10 was not pinned\n" in call("pin", url, 5, 10, "--remove")[1]
+    assert call("pin", url, 5)[0] == 0
     status, out, err = call("pin", url, "newest", 7)
     assert (status, out) == (1, "")
     assert "Step 7" in err
@@ -78,6 +82,7 @@ def test_prune_keeps_what_it_must(url, call):
     status, out, _ = call("prune", url, "--keep-last", 2, "--keep-every-steps", 5, "--dry-run")
     assert status == 0
     assert "4 steps of 10 in" in out
+    assert "not committed, left alone: 4 (damaged), 20\n" in out
     assert sorted(store._survey().committed) == [1, 2, 3, *range(5, 12)]
     status, found = call.document("prune", url, "--keep-last", 2, "--keep-every-steps", 5, "--yes")
     assert status == 0
@@ -85,9 +90,9 @@ def test_prune_keeps_what_it_must(url, call):
     assert {row["step"]: row["because"] for row in found["kept"]} == {
         1: "another run's",
         3: "pinned",
-        5: "kept by the policy",
+        5: "--keep-every-steps 5",
         6: "the run began from it",
-        10: "kept by the policy",
+        10: "--keep-last 2, --keep-every-steps 5",
         11: "newest",
     }
     assert sorted(store._survey().committed) == [1, 3, 5, 6, 10, 11]
@@ -103,6 +108,9 @@ def test_prune_by_rank(call):
     status, out, err = call("prune", url, "--keep-best", "3:lss", "--yes")
     assert (status, out) == (2, "")
     assert "no step has the metric 'lss'; metrics there: loss" in err
+    status, out, err = call("prune", url, "--keep-best", "3:loss:maximum", "--yes")
+    assert (status, out) == (2, "")
+    assert "the mode of the metric 'loss' is min or max, found 'maximum'" in err
     assert CheckpointStore(url).steps() == [2, 4, 5]
 
 
@@ -144,11 +152,16 @@ def test_prune_leaves_a_run_alone(url, call):
     own(url)
     status, out, err = call("prune", url, "--keep-last", 1, "--yes")
     assert (status, out) == (1, "")
+    assert f"A run is training in {store.url}" in err
     assert f"process {os.getppid()} on" in err
+    assert f"(kill {os.getppid()})" in err
     assert "--force" in err
     assert call("prune", url, "--keep-last", 1, "--dry-run")[0] == 0
     own(url, host="elsewhere")
-    assert call("prune", url, "--keep-last", 1, "--yes")[0] == 1
+    status, _, err = call("prune", url, "--keep-last", 1, "--yes")
+    assert status == 1
+    assert f"A run may be training in {store.url}" in err
+    assert f"monsess unlock {store.url}. --force" in err
     assert store.steps() == [1, 2, 3]
     assert call("prune", url, "--keep-last", 1, "--yes", "--force")[0] == 0
     assert store.steps() == [3]
@@ -185,6 +198,32 @@ def test_pinned_while_it_asked(call, monkeypatch):
     assert store.steps() == [1, 3]
 
 
+def test_a_run_that_began_while_it_asked(url, call, monkeypatch):
+    store = save(url, 1, 2, 3)
+
+    def answer(*_: object) -> bool:
+        own(url, restored_from=2)
+        return True
+
+    monkeypatch.setattr("monsess.commands.console.Console.confirm", answer)
+    status, _, err = call("prune", url, "--keep-last", 1)
+    assert status == 1
+    assert "--force deletes all the same" in err
+    assert store.steps() == [1, 2, 3]
+
+
+def test_prune_remembers_damage(url, call):
+    """Found by an attempt before, older than the newest sound step, and so not read again."""
+    store = save(url, 1, 2, 3, 4)
+    store._damaged.add(3)
+    store._remember("run", list(store._survey().committed.values()))
+    status, found = call.document("prune", url, "--keep-last", 2, "--yes")
+    assert (status, found["deleted"]) == (0, [1])
+    assert {row["step"]: row["because"] for row in found["kept"]}[3] == "damaged"
+    run = store.read_run() or {}
+    assert (run["steps"].keys(), run["damaged"].keys()) == ({"2", "3", "4"}, {"3"})
+
+
 def test_prune_wants_a_policy(call, tmp_path):
     for wrong in (
         [],
@@ -207,18 +246,57 @@ def test_unlock(url, call):
     status, out, err = call("unlock", url)
     assert (status, out) == (1, "")
     assert f"process {os.getppid()} on" in err
-    assert "monsess unlock --force URL" in err
+    assert f"monsess unlock --force {url}" in err
+    assert f"(kill {os.getppid()})" in err
     assert "alive" in call("ls", url)[1]
     assert call.document("ls", url)[1]["owner"]["alive"] is True
     status, found = call.document("unlock", url, "--force")
     assert status == 0
     assert found["removed"]["pid"] == os.getppid()
     assert call.document("unlock", url) == (0, {"url": found["url"], "removed": None})
+    own(url)
+    status, out, _ = call("unlock", url, "--force")
+    assert status == 0
+    assert f"that process is alive and goes on: end it (kill {os.getppid()}), or it takes the directory back" in out
     own(url, host="elsewhere")
     assert "cannot be told" in call("ls", url)[1]
     assert call.document("ls", url)[1]["owner"]["alive"] is None
     assert call("unlock", url)[0] == 0
     own(url, pid=2**22 + 1)
     assert "dead" in call("ls", url)[1]
-    assert call("unlock", url)[0] == 0
+    status, out, _ = call("unlock", url)
+    assert status == 0
+    assert out.endswith("that process is dead\n")
     assert "owner: none" in call("ls", url)[1]
+
+
+def test_an_owner_that_cannot_be_read(url, call):
+    """Whoever it is may be training there: nothing is deleted."""
+    store = save(url, 1, 2, 3)
+    Files(url).write(OWNER, b'{"host": "no')
+    status, out, err = call("ls", url)
+    assert (status, err) == (0, "")
+    assert "owner: unknown, owner.json cannot be read (a run may be training here)" in out
+    owner = call.document("ls", url)[1]["owner"]
+    assert set(owner.values()) == {None}
+    assert {"pid", "host", "run_id", "alive"} <= owner.keys()
+    status, out, err = call("prune", url, "--keep-last", 1, "--yes")
+    assert (status, out) == (1, "")
+    assert "owner.json cannot be read" in err
+    assert store.steps() == [1, 2, 3]
+    status, out, err = call("unlock", url)
+    assert (status, err) == (0, "")
+    assert f"removed owner.json in {store.url}, which could not be read" in out
+    assert OWNER not in Files(url).names()
+    assert call("prune", url, "--keep-last", 1, "--yes")[0] == 0
+    assert store.steps() == [3]
+
+
+def test_the_step_that_a_live_run_began_from_stays_whatever_is_forced(tmp_path, call):
+    store = save(str(tmp_path / "run"), 1, 2, 3, 4)
+    with acquired(store, "a9", run_id=None, interval_secs=3600) as owned:
+        owned.note(run_id="run", restored_from=2)
+        ticks.wait_until(lambda: (call.document("ls", tmp_path / "run")[1]["owner"] or {}).get("restored_from") == 2)
+        assert call("prune", tmp_path / "run", "--keep-last", 1, "--yes")[0] == 1
+        assert call("prune", tmp_path / "run", "--keep-last", 1, "--yes", "--force")[0] == 0
+        assert store.steps() == [2, 4]

@@ -52,7 +52,7 @@ def test_a_sound_store(faults, tmp_path):
 
 DENIED = PermissionError(errno.EACCES, "Access Denied")
 BROKEN = {
-    "stale listings": (Faults(stale_listing_secs=2), None, {"list", "visible after write"}),
+    "listings that never settle": (Faults(stale_listing_secs=1000), None, {"list", "visible after write"}),
     "no overwrite": (Faults(overwrite=False), None, {"overwrite"}),
     "empty objects vanish": (Faults(), lambda f: f.lose("write", path="empty/", times=None), {"empty object"}),
     "deletes are lost": (Faults(), lambda f: f.lose("delete", path="/gone/", times=None), {"gone after delete"}),
@@ -96,7 +96,7 @@ def test_a_broken_store(case, tmp_path):
         break_it(faults)
     failed = examined(faults, tmp_path, real_save=SAVE in expected).keys() & NEEDED
     assert expected <= failed
-    if case not in ("stale listings", "no overwrite", "deletes are refused"):  # which reach further
+    if case not in ("listings that never settle", "no overwrite", "deletes are refused"):  # which reach further
         assert failed == expected
 
 
@@ -116,11 +116,34 @@ def test_what_is_not_needed(faults, name, tmp_path):
 
 def test_without_the_foundation_nothing_else_is_tried(tmp_path):
     faults = Faults()
-    faults.fail("write", times=None, error=DENIED)
+    faults.lose("write", times=None)
     bench = Bench(f"{fresh('faulty')}/x", {"faults": faults}, 1, str(tmp_path))
     findings = examine(bench, PROBES, Console())
-    assert "Access Denied" in findings[0]["found"]
+    assert "'small' was written and is not found" in findings[0]["found"]
     assert all(finding["ok"] is None and finding["found"] == "not tried" for finding in findings[1:])
+
+
+@pytest.mark.parametrize("error", [DENIED, FileNotFoundError("The specified bucket does not exist")])
+def test_what_cannot_be_written_at_all_says_nothing_about_the_store(error, call, monkeypatch):
+    """Missing rights, a missing bucket, no connection: one line, and the status for "could not look"."""
+    faults = Faults()
+    faults.fail("write", times=None, error=error)
+    monkeypatch.setattr("monsess.commands.check_store.storage_options", lambda file: {"faults": faults})
+    monkeypatch.setattr("monsess.storage.time.sleep", lambda secs: None)
+    status, out, err = call("check-store", fresh("faulty"), "--size-mb", 1)
+    assert (status, out) == (3, "")
+    assert err.startswith("monsess: Could not write 'small'")
+    assert str(error) in err
+    assert err.count("\n") == 1
+
+
+def test_listings_that_lag_behind_are_slow_and_no_reason_for_distrust(tmp_path, monkeypatch):
+    """What a run commits it also remembers in run.json: see test_save_errors.py."""
+    monkeypatch.setattr("monsess.commands.probes._SETTLES_SECS", 60)
+    monkeypatch.setattr("monsess.commands.probes._POLL_SECS", 0.02)
+    failed = examined(Faults(stale_listing_secs=0.15), tmp_path)
+    assert failed.keys() == {"listed at once"}
+    assert "listings lag behind by 0." in failed["listed at once"]
 
 
 @pytest.mark.parametrize("kind", ["local", "there already", "memory", "dir"])
@@ -147,7 +170,7 @@ def test_what_it_says(call, tmp_path, monkeypatch):
     assert (status, err) == (1, "")
     assert "✗ overwrite: Could not write 'again/object'" in out or "FAIL overwrite" in out
     assert f"an earlier check was killed and left {PREFIX}dead behind" in out
-    assert out.endswith("faulty://x must not be trusted with checkpoints: overwrite\n")
+    assert out.endswith("faulty://x must not be trusted with checkpoints: 'overwrite', 'save, verify, restore'\n")
     assert [name for name in os.listdir(tmp_path / "x") if name != f"{PREFIX}dead"] == []
 
 

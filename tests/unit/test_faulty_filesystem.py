@@ -533,6 +533,26 @@ def test_faults_may_come_from_json(make):
         FaultyFileSystem(faults={"dirs": True})
 
 
+def test_equal_faults_from_json_are_shared_within_a_store(tmp_path):
+    """`monsess check-store` writes by one filesystem object and looks by another; both get their options from JSON."""
+
+    def make(root=None, **faults):
+        return FaultyFileSystem(root=root, faults=faults, skip_instance_cache=True)
+
+    one, other = make(stale_listing_secs=1000, directories=True), make(directories=True, stale_listing_secs=1000)
+    assert one is not other
+    assert one.faults is other.faults
+    name = uuid.uuid4().hex
+    one.makedirs(f"{name}/a")
+    one.pipe_file(f"{name}/a/late", b"x")
+    assert other.ls(f"{name}/a") == []
+    assert other.cat_file(f"{name}/a/late") == b"x"
+    assert make(stale_listing_secs=1).faults is not one.faults
+    assert make(str(tmp_path), stale_listing_secs=1000, directories=True).faults is not one.faults
+    unscripted = FaultyFileSystem(skip_instance_cache=True), FaultyFileSystem(skip_instance_cache=True)
+    assert unscripted[0].faults is not unscripted[1].faults
+
+
 def test_fsspec_tells_filesystems_apart_by_their_faults():
     faults = Faults()
     assert FaultyFileSystem(faults=faults) is FaultyFileSystem(faults=faults)

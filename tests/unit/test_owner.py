@@ -14,7 +14,7 @@ import pytest
 from checkpoints import fresh
 from owners import acquired, forge, process_of
 
-from monsess.checkpoint.owner import decode, encode, look, read_owner, unlock
+from monsess.checkpoint.owner import UnknownOwner, decode, encode, find_owner, look, read_owner, unlock
 from monsess.checkpoint.processes import is_alive, is_here, this_process
 from monsess.checkpoint.store import CheckpointStore
 from monsess.errors import DirectoryInUseError, StorageError
@@ -221,7 +221,9 @@ def test_a_dead_owner_and_an_unreadable_one_are_unlocked(store, child):
     store._storage.write("owner.json", encode(owner))
     assert unlock(store) == owner
     store._storage.write("owner.json", b"half")
-    assert unlock(store) is None
+    assert find_owner(store) == UnknownOwner()
+    assert unlock(store) == UnknownOwner()
+    assert find_owner(store) is None
     with pytest.raises(FileNotFoundError):
         store._storage.read("owner.json")
 

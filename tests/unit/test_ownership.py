@@ -318,6 +318,19 @@ def test_a_heartbeat_counts_and_says_what_was_noted(faulty):
     assert attempt_of(faulty) is None  # no late heartbeat brings it back
 
 
+def test_what_a_run_began_from_is_written_at_once(store):
+    """`monsess prune` must not delete the step that a run began from, not even in its first seconds."""
+    with acquired(store, "a1", interval_secs=3600) as own:
+        own.note(run_id="r9", restored_from=40)
+        ticks.wait_until(lambda: (read_owner(store) or forge(restored_from=None)).restored_from == 40)
+        owner = read_owner(store)
+        assert owner is not None
+        assert (owner.run_id, owner.beat) == ("r9", 1)
+        own.note(run_id="r9", restored_from=40)  # which is known already
+        own.check()
+    assert read_owner(store) is None
+
+
 def test_no_heartbeat_comes_between_the_end_and_the_removal(faulty, faults):
     own = Ownership(faulty, attempt="a1", interval_secs=0.05)
     own.acquire()

@@ -166,6 +166,16 @@ def test_a_filesystem_object_whose_credentials_have_run_out_is_replaced():
     assert len(faults.log) == 6, "credentials that never were good are believed to be bad"
 
 
+def test_credentials_may_run_out_between_two_tries():
+    faults = Faults()
+    storage = Storage(fresh("faulty"), {"faults": faults}, backoff_secs=0.0)
+    storage.write("a", b"1")
+    faults.fail("write", 1, error=ConnectionError("reset"))
+    faults.expire_credentials(after=1)
+    storage.write("b", b"2")
+    assert [o.outcome for o in faults.log] == ["done", "ConnectionError", "PermissionError", "done"]
+
+
 def test_a_write_that_is_told_that_something_is_missing_is_tried_again():
     faults = Faults()
     storage = Storage(fresh("faulty"), {"faults": faults}, backoff_secs=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 import uuid
@@ -90,6 +91,25 @@ def test_harmless_cause_is_kept():
 def test_password_with_an_at_sign_is_masked_whole():
     assert mask("sftp://anna:p@ss@host/run@3") == "sftp://***@host/run@3"
     assert mask("a sftp://u:p@h/x and b s3://k:s@b/y.") == "a sftp://***@h/x and b s3://***@b/y."
+
+
+def test_password_with_a_slash_is_masked_whole():
+    assert mask("s3://AKIAX:wJalr/K7MDENG@bucket/run") == "s3://***@bucket/run"
+    assert mask("s3://AKIAX:/wJalr@bucket/run, s3://AKIAX:1/wJalr@b/y") == "s3://***@bucket/run, s3://***@b/y"
+    assert mask("sftp://anna:pa/ss@w0rd@host/run") == "sftp://***@host/run"
+    for harmless in ("s3://bucket/run@1", "sftp://host:22/a@b", "sftp://[::1]:22/a@b", "s3://b/x:y@1", "file:///r/a@b"):
+        assert mask(harmless) == harmless
+    assert {"AKIAX:wJalr", "wJalr", "K7MDENG"} <= set(secrets_of("s3://AKIAX:wJalr/K7MDENG@bucket/run", {}))
+
+
+@pytest.mark.parametrize("secret", ["-----BEGIN\nabc/def\n--END\n", "it's\\me\"x", "it's m3", 'a"quote', "naïve-ö"])
+@pytest.mark.parametrize("around", [str, repr, json.dumps])
+def test_secrets_are_masked_as_they_are_written_in_reprs_and_json(secret, around):
+    options = {"password": secret, "user": "one", "more": [1, "dog's", '"']}
+    for text in (secret, repr(options), json.dumps(options), repr(secret.encode())):
+        shown = mask(around(text), secrets_of("s3://bucket/run", options))
+        assert "***" in shown
+        assert not [part for part in ("abc", "me", "m3", "quote", "na", "ve-") if part in shown], shown
 
 
 def test_secrets_of_url_and_options():

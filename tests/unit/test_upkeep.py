@@ -12,9 +12,11 @@ from checkpoints import fresh, snapshot
 from refusing import refuse, refusing
 
 import monsess as ms
+from monsess.checkpoint.commit import CommitRecord
 from monsess.checkpoint.options import CheckpointOptions
 from monsess.checkpoint.saver import Saver
 from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.survey import Survey
 
 
 def test_nothing_goes_before_a_newer_one_is_committed():
@@ -176,3 +178,65 @@ def test_who_lost_the_directory_deletes_nothing_any_more():
         saver.wait()
         ticks.wait_until(lambda: not saver._cleaning)
     assert store.steps() == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("protocol", ["local", "refusing"])
+def test_who_lost_the_directory_touches_nothing_of_its_successor(protocol, tmp_path):
+    """It is lost right after a commit; the successor, of the same lineage, is just writing step 12."""
+    url = str(tmp_path) if protocol == "local" else fresh(protocol)
+    store = CheckpointStore(url)
+    lost = threading.Event()
+
+    def check() -> None:
+        if lost.is_set():
+            raise ms.DirectoryInUseError("taken over")
+
+    saver = Saver(store, CheckpointOptions(), ms.KeepLast(5), attempt="a", run_id="run", check=check)
+    after = saver._upkeep.after
+    folder = ".staging-12-b" if protocol == "local" else "12"
+
+    def lose(record: CommitRecord) -> None:
+        lost.set()
+        store._storage.write(f"{folder}/session.json", b'{"run_id": "run"}')
+        store._storage.write(f"{folder}/default/half", b"x")
+        store._storage.write(".pending-12", b"")
+        store.write_run({"run_id": "run", "steps": {}})
+        after(record)
+
+    saver._upkeep.after = lose  # type: ignore[method-assign]
+    saver.submit(snapshot(10))
+    saver.wait()
+    saver.close()
+    assert set(store._storage.walk(folder)) == {"session.json", "default/half"}
+    assert ".pending-12" in store._storage.list()
+    assert (store.read_run() or {})["steps"] == {}
+
+
+def test_a_leftover_that_was_committed_meanwhile_stays():
+    url = fresh("refusing")
+    store = CheckpointStore(url)
+    store._storage.write("12/session.json", b'{"run_id": "run"}')
+    one, other = Run(url, ms.KeepLast(5)), Run(url, ms.KeepLast(5), attempt="b")
+    judged = one.saver._upkeep._leftovers
+
+    def leftovers(survey: Survey) -> object:
+        work = judged(survey)
+        other.save(12)
+        return work
+
+    one.saver._upkeep._leftovers = leftovers  # type: ignore[method-assign, assignment]
+    one.save(10)
+    assert store.verify(12) == []
+
+
+def test_folders_that_only_look_like_those_of_monsess_stay(tmp_path):
+    for name in (".staging-data", ".staging-x-1", ".deleting-all", ".deleting-"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").touch()
+    for name in (".staging-9-dead", ".deleting-7"):
+        (tmp_path / name).mkdir()
+    Run(str(tmp_path), ms.KeepLast(5)).save(1)
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {".staging-data", ".staging-x-1", ".deleting-all", ".deleting-", "1", "run.json"}
+    assert (tmp_path / ".staging-data" / "precious").exists()
+    assert (tmp_path / ".deleting-all" / "precious").exists()

@@ -109,17 +109,18 @@ class Process:
             text=True,
         )
         assert self._shell.stdout is not None
-        self._pid = int(self._shell.stdout.readline())
+        #: int: of the server, not of the shell that watches over it.
+        self.pid = int(self._shell.stdout.readline())
 
     def check(self) -> None:
         """Raise RuntimeError, with the end of the log, if the process has ended."""
-        if not _is_running(self._pid):
+        if not is_running(self.pid):
             raise RuntimeError(f"the server has ended:\n{self.tail()}")
 
     def wait(self) -> None:
         """Wait until the process has ended by itself."""
         deadline = time.monotonic() + START_SECS
-        while _is_running(self._pid):
+        while is_running(self.pid):
             assert time.monotonic() < deadline, f"does not end:\n{self.tail()}"
             time.sleep(0.05)
         self.kill()
@@ -130,7 +131,7 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and all it has started."""
-        for pid in _family(self._pid):
+        for pid in _family(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -138,7 +139,7 @@ class Process:
         """SIGKILL; returns when nothing of it runs any more."""
         if self._shell.poll() is not None:
             return
-        family = _family(self._pid)
+        family = _family(self.pid)
         self.signal(signal.SIGKILL)
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
@@ -146,7 +147,7 @@ class Process:
         self._shell.wait(timeout=30)
         self._shell.stdout.close()
         deadline = time.monotonic() + 30
-        while any(map(_is_running, family)):
+        while any(map(is_running, family)):
             assert time.monotonic() < deadline, f"does not end after SIGKILL: {family}"
             time.sleep(0.02)
 
@@ -239,7 +240,8 @@ class Server(abc.ABC):
         self.kill()
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, other than one that has ended and was not waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
