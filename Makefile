@@ -1,7 +1,7 @@
 # Every target does its own set-up: it needs Python 3.11 or newer, pip and make, nothing else.
 #   make demo    train, kill, resume, compare every bit         make test   the test suite
 #   make check   format, lint, types                            make docs   the site, warnings are errors
-#   make soak    40 random kill moments                         make clean  remove what the others made
+#   make soak    kills at 40 moments, and at every operation    make clean  remove what the others made
 #   make servers installs S3 and HDFS, for the tests that need them and are skipped without
 #   make stores  the tests on SFTP, GCS and Ceph, which it installs
 PYTHON ?= python3

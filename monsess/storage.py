@@ -402,6 +402,8 @@ class Storage:
 
     def _what(self, verb: str, rel: str, error: BaseException) -> str:
         """What could not be done, and why not."""
+        if isinstance(error, ImportError) and isinstance(error.__cause__, ImportError):
+            error = error.__cause__  # which module is missing; fsspec names the package, and the advice how to get it
         reason = mask(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, self._secrets)
         return f"{verb} {f'{rel!r} in ' if rel else ''}{self.shown} ({reason})"
 

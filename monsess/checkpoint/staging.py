@@ -41,10 +41,13 @@ class StagingDirectory:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.exists(os.path.join(self.path, _LOCK)):
                     return self
+            except BlockingIOError:
+                pass
             except OSError:
                 if os.path.exists(self.path):
+                    self._release()
                     raise
-            # Somebody who cleans up took it for a dead one before it was locked.
+            # Somebody who cleans up took it for a dead one before it was locked, and removes it.
             self._release()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -34,9 +34,9 @@ class Parser(argparse.ArgumentParser):
         """Leave with exit status 2."""
         raise UsageError(f"{mask(message)} (try: {self.prog} --help)")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, *args: Any, **named: Any) -> Any:
         """Complain of what a subcommand does not know here, where its own options are known."""
-        found, unknown = super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(*args, **named)
         if unknown and self.prog != "monsess":
             options = [flag for action in self._actions for flag in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)

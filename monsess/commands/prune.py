@@ -105,7 +105,7 @@ def _policies(args: argparse.Namespace) -> dict[str, Retention]:
 def _refuse_owned(store: CheckpointStore, owner: Owner | UnknownOwner | None, args: argparse.Namespace) -> None:
     if owner is None or owner.is_alive is False or args.force or args.dry_run:
         return
-    if owner.is_alive:
+    if isinstance(owner, Owner) and owner.is_alive:
         what = (
             f"A run is training in {store.url}, and deletes by its own policy: {owner}. End it first (kill {owner.pid})"
         )

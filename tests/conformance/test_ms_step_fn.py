@@ -7,6 +7,7 @@ import functools
 import counting
 import pytest
 from conforms import conforms
+from names import shown
 
 import monsess as ms
 
@@ -93,7 +94,7 @@ class Model:
 
 @conforms("MS-113", "MS-115")
 @pytest.mark.parametrize(
-    "step_fn", [lambda step_context, extra: None, lambda: None, lambda context: None, Model().bad], ids=repr
+    "step_fn", [lambda step_context, extra: None, lambda: None, lambda context: None, Model().bad], ids=shown
 )
 def test_other_arguments_are_refused_before_anything_runs(step_fn):
     with counting.session() as sess:

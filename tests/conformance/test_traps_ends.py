@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+from names import shown
 from traps import Recorder, WithThread, count, drive, endings, init_fn, steps_of, trap
 
 import monsess as ms
@@ -196,7 +197,7 @@ def test_a_failing_end_robs_nobody_of_theirs_and_costs_no_checkpoint(tmp_path):
 
 
 @trap("W-07")
-@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=shown)
 def test_every_error_gives_hooks_their_other_ending_and_saves_nothing_new(tmp_path, error):
     trace = []
     hooks = [Recorder("A", trace), Recorder("B", trace)]

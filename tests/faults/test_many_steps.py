@@ -23,6 +23,8 @@ from monsess.testing import Faults, FaultyFileSystem, Operation
 
 MANY, FEW = 1000, 12
 EVERY = 4  # steps between saves; divides both
+#: It takes one attempt; a busy machine may not get done with all deletes before it ends.
+MOST_ATTEMPTS = 3
 
 pytestmark = pytest.mark.slow
 
@@ -171,17 +173,18 @@ def test_retention_of_many_down_to_five_does_not_hold_training_where_no_delete_e
     assert committed[:5] == [MANY + step for step in (4, 8, 12, 16, 20)], "commits went on"
     assert sess._saving.stalled_seconds == 0, "and held nobody"
     deletes = [one for one in directory.faults.log[begun:] if one.kind == "delete"]
-    attempts = 1
-    while len(directory.steps()) > 6 and attempts < 20:  # what an attempt does not get done, the next ones do
-        newest = directory.steps()[-1]
-        directory.train(newest + 1, ms.KeepLast(5))
+    attempts, saved = 1, list(committed)
+    while len(directory.steps()) > 6 and attempts < MOST_ATTEMPTS:  # what one does not get done, the next one does
+        saved.append(directory.steps()[-1] + 1)
+        directory.train(saved[-1], ms.KeepLast(5))
         attempts += 1
     left = directory.steps()
     figures.append(
         f"{MANY} steps down to {len(left)}: {len(committed)} commits and 0 s of stall while a delete was blocked, "
         f"{len(deletes)} deletes by the end of that attempt, {attempts} in all"
     )
-    assert len(left) <= 6, "five, and the one that was restored"
+    # A later attempt restores one of the five.
+    assert left == ([MANY] if attempts == 1 else []) + saved[-5:], "five, and the one that was restored"
 
 
 def was_written(faults: Faults, end: str) -> bool:

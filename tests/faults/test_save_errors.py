@@ -29,6 +29,7 @@ import pytest
 import toy
 from checkpoints import saver, snapshot
 from failing_run import LAST_STEP, SAVE_STEPS, URL, until
+from names import shown
 
 import monsess as ms
 from monsess.checkpoint import CheckpointStore
@@ -241,7 +242,7 @@ def test_silence_longer_than_a_request_may_take(url, faults, times, kind, most, 
     def after_run(session: Any, step: int) -> None:
         if step == SAVE_STEPS - 1:
             faults.block(kind, n, times=times, when=when)
-        elif step == SAVE_STEPS:
+        elif step == 3 * SAVE_STEPS - 1:  # two saves were begun, which together have as many operations
             assert faults.wait_until_blocked()
             if times is None:
                 threading.Timer(1.5, faults.release).start()
@@ -288,7 +289,7 @@ def test_the_last_save_that_fails_is_an_error_of_the_session(url, faults, error)
         (RuntimeError("session is closed"), False),
         (KeyError("an error of the library"), False),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_what_can_pass_is_tried_again_and_what_cannot_is_not(url, faults, error, permanent):
     store = store_of(url, faults)

@@ -151,11 +151,14 @@ class Watching(ms.SessionRunHook):
             assert_clean("a process", command_lines())
 
 
+#: Where a save is to fail, though what fails could pass.
+HASTY = ms.CheckpointOptions(save_timeout_secs=1)
+
+
 def attempt(url: str, last_step: int = 6, **more: Any) -> ms.MonitoredSession:
     options = {
         "save_checkpoint_steps": 2,
         "keep": ms.KeepLast(1),
-        "checkpoint": ms.CheckpointOptions(save_timeout_secs=1),
         **more,
     }
     with ms.MonitoredTrainingSession(
@@ -201,7 +204,7 @@ def test_a_save_that_fails(url, store_fails, error):
             if run_context.global_step == 3:
                 store_fails("write", "delete", error=ERRORS[error])
 
-    text = complaint(lambda: attempt(url, 10**6, chief_only_hooks=[Breaks()]), ms.SaveError)
+    text = complaint(lambda: attempt(url, 10**6, checkpoint=HASTY, chief_only_hooks=[Breaks()]), ms.SaveError)
     assert "leaky://***@" in text
     store_fails()
     for name, data in objects(url).items():
@@ -220,7 +223,7 @@ def test_a_clean_up_and_a_heartbeat_that_fail(url, store_fails, monkeypatch, cap
                 ticks.wait_until(lambda: "heartbeat failed" in caplog.text)
                 store_fails("delete")
 
-    attempt(url, 4, save_checkpoint_steps=1, checkpoint=None, chief_only_hooks=[Breaks()])
+    attempt(url, 4, save_checkpoint_steps=1, chief_only_hooks=[Breaks()])
 
 
 def test_damage_and_a_second_run(url, store_fails, caplog):
@@ -277,7 +280,7 @@ def test_a_password_with_slashes(kind, store_fails, monkeypatch, capfd):
     assert_clean("the store", f"{store!r} {store} {store.url}")
     for name, data in objects(url).items():
         assert_clean(name.rpartition("/")[2], data)
-    text = complaint(lambda: attempt(url, 10**6, chief_only_hooks=[Breaks()]))
+    text = complaint(lambda: attempt(url, 10**6, checkpoint=HASTY, chief_only_hooks=[Breaks()]))
     assert "leaky://***@" in text
     store_fails(kind)
     if kind != "write":

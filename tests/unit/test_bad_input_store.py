@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import refusing
 from bad_input import ONES, count, init_fn, refused, run, train
+from names import shown
 
 import monsess as ms
 
@@ -283,7 +284,7 @@ def test_an_input_that_changed_between_two_lives(tmp_path, change, parts):
         ({"is_chief": False}, ms.ClusterError, ["is_chief=False", "Leave it out"]),
         ({"summary_dir": "/tmp/x"}, ValueError, ["summary_dir='/tmp/x'", "no summaries yet"]),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_impossible_options_of_the_session(tmp_path, arguments, error, parts):
     arguments = {"init_fn": init_fn, "checkpoint_dir": tmp_path / "run", **arguments}
@@ -299,7 +300,7 @@ def test_impossible_options_of_the_session(tmp_path, arguments, error, parts):
         ({"newer": "overwrite"}, ["newer must be 'refuse' or 'aside'", "found 'overwrite'"]),
         ({"check_finite": "yes"}, ["check_finite must be True, False or a callable", "found 'yes'"]),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_impossible_checkpoint_options(arguments, parts):
     refused(ValueError, *parts, call=lambda: ms.CheckpointOptions(**arguments))

@@ -142,6 +142,20 @@ def test_a_commit_record_that_cannot_be_read_hides_nothing(call, tmp_path):
     assert found["steps"][1]["size"] is None
 
 
+def test_where_every_step_is_damaged_the_newest_are_named(url):
+    save(url, 1, 2, 3, 4, 5)
+    for step in (1, 2, 3, 4, 5):
+        Files(url).write(f"{step}/commit.json", b"torn")
+    with pytest.raises(ms.DamagedCheckpointError) as caught:
+        ms.load_checkpoint(url)
+    text = str(caught.value)
+    assert re.findall(r"step (\d)", text) == ["5", "4", "3"]
+    assert f", and 2 more: monsess verify --all {url}. Bring" in text
+    assert "restore_step" not in text, "there is no sound step to choose"
+    with pytest.raises(ms.DamagedCheckpointError, match="restore_step"):
+        ms.load_checkpoint(url, step=4)
+
+
 def test_keys_have_no_distance(call):
     url = fresh("memory")
     for step in (1, 2):

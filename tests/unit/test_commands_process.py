@@ -18,6 +18,7 @@ from command_line import CommandLine
 from monsess.commands import COMMANDS, main
 from monsess.commands.console import Cell, Console, age_text, size_text
 from monsess.errors import StorageError
+from monsess.storage_advice import advice_for
 
 PROGRAM = [sys.executable, "-W", "error", "-m", "monsess"]
 
@@ -118,6 +119,26 @@ def test_errors_are_one_line(call, monkeypatch):
     status, out, err = call("ls", "memory://x")
     assert (status, out) == (3, "")
     assert err == "monsess: this should not happen: ZeroDivisionError: in sftp://***@host\n"
+
+
+def test_advice_fits_the_command_line(call, monkeypatch):
+    def fails(error: Exception) -> str:
+        def look(*_: object) -> None:
+            raise StorageError(f"Could not list x (storage_options). {advice_for(error, 's3://x', False)}")
+
+        monkeypatch.setattr("monsess.checkpoint.store.CheckpointStore._look", look)
+        status, _, err = call("ls", "memory://x")
+        assert status == 3
+        return err
+
+    class NoCredentialsError(Exception):
+        pass
+
+    shell = "the storage options (--storage-options FILE, or MONSESS_STORAGE_OPTIONS)"
+    unknown = TypeError("__init__() got an unexpected keyword argument 'anon_'")
+    assert fails(unknown).startswith(f"monsess: Could not list x (storage_options). Take that name out of {shell}")
+    assert f"Give credentials in {shell}" in fails(NoCredentialsError("Unable to locate credentials"))
+    assert f"Check the URL, {shell}" in fails(OSError("gone"))
 
 
 def test_usage_errors(call, tmp_path, monkeypatch):

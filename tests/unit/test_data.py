@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from names import shown
 
 from monsess import data as data_module
 from monsess.data import Input, repeat
@@ -755,7 +756,7 @@ def test_states_that_cannot_be_stored_are_found_at_once(make):
         np.int64(2**40),
         jnp.arange(3),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_states_survive_json_exactly(value):
     back = decode(json.loads(json.dumps(encode(value))))

@@ -9,6 +9,7 @@ import pytest
 import ticks
 from attempts import Run
 from checkpoints import fresh, snapshot
+from names import shown
 from refusing import refuse, refusing
 
 import monsess as ms
@@ -41,7 +42,7 @@ def test_nothing_goes_before_a_newer_one_is_committed():
     assert run.steps() == [5]
 
 
-@pytest.mark.parametrize("answer", [RuntimeError("no idea"), None, 5, ["3"]], ids=repr)
+@pytest.mark.parametrize("answer", [RuntimeError("no idea"), None, 5, ["3"]], ids=shown)
 def test_a_policy_that_fails_deletes_nothing_and_is_told_of_once(answer, caplog):
     class Fails(ms.Retention):
         def keep(self, records):
