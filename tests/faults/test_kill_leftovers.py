@@ -63,10 +63,10 @@ def plant_leftovers(folder):
     """All shapes of what killed saves and killed deletions leave, beside a committed step."""
     root = Path(folder, "checkpoints")
     session = (root / str(assert_sound(folder)[-1]) / "session.json").read_bytes()
-    for name in (".staging-98-dead", ".staging-99-dead", "7", "9"):
+    for name in (".staging-98-dead", ".staging-99-dead", ".deleting-7", "9"):
         (root / name / "default" / "d").mkdir(parents=True)
     (root / ".staging-97-dead").mkdir()
-    for name in (".staging-99-dead", "7"):
+    for name in (".staging-99-dead", ".deleting-7"):
         (root / name / "session.json").write_bytes(session)
         (root / name / "default" / "half").write_bytes(b"half")
 

@@ -287,8 +287,16 @@ def test_what_a_start_a_commit_and_an_end_ask_of_the_store_for_it():
     faults = Faults(atomic=True)
     with session(fresh("faulty"), last=4, storage_options={"faults": faults}) as sess:
         train(sess)
-    asked = [operation.kind for operation in faults.log if operation.path.endswith("/owner.json")]
+    tokens = [operation for operation in faults.log if operation.path.endswith("/owner.json")]
+    first, *later = [operation.instance for operation in tokens if operation.kind == "write"]
+    # The one heartbeat, through a filesystem object of its own: it says which run this is and what it began from.
+    assert later not in ([], [first])
+    assert [operation.kind for operation in tokens if operation.instance == later[0]] == ["read", "write"]
+    asked = [operation.kind for operation in tokens if operation.instance != later[0]]
     print(asked)
-    # Looked for twice where an object may be gone for a moment; written; read back before run.json and each of two
-    # commits; read once more and removed.
-    assert asked == ["read", "read", "write", "read", "read", "read", "read", "delete"]
+    # Looked for twice where an object may be gone for a moment; written; read back before run.json, each of two commits
+    # and each piece of work of the clean-up after them; read once more and removed.
+    assert asked[:4] == ["read", "read", "write", "read"]
+    assert asked[-2:] == ["read", "delete"]
+    assert set(asked[4:-2]) == {"read"}
+    assert 2 <= len(asked[4:-2]) <= 2 + 2 * 3
