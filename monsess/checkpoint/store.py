@@ -3,10 +3,11 @@
 A step whose commit.json is there and not valid, be it torn or empty, is *damaged*: bytes that were once whole. The one
 exception is a record that was never whole, because the save was killed while it wrote it. The bytes alone do not tell
 the two apart, so the place does. On a local path a step appears by a rename with its record complete, and an object
-store takes an object whole or not at all: there such a record is always damage. Everywhere else an empty object
-``.pending-<step>`` is written before the first object of a step and deleted after its record was written; a record
-that is not valid beside such a mark is that of an *unfinished* step, which is no checkpoint and never was one. So a run
-that was killed in its very first commit starts again by itself, and one whose checkpoints are damaged never does.
+store takes an object whole or not at all: there such a record is always damage, and on a local path a missing one
+beside a session.json is, too. Everywhere else an empty object ``.pending-<step>`` is written before the first object of
+a step and deleted after its record was written; a record that is not valid beside such a mark is that of an
+*unfinished* step, which is no checkpoint and never was one. So a run that was killed in its very first commit starts
+again by itself, and one whose checkpoints are damaged never does.
 
 A damaged step is never cleaned up; it is moved aside when its number is needed. An unfinished one of the same run is a
 leftover like any other.
