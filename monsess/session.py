@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from monsess import clock
 from monsess.agreement import StopReason
 from monsess.announce import announce_end, announce_start
+from monsess.beginning import begin
 from monsess.binding import bind, merge_feeds, wants_data
 from monsess.checkpoint import CheckpointOptions, Retention
-from monsess.checkpoint.restore import Restored
 from monsess.coordinator import Coordinator
 from monsess.data import Item
 from monsess.dispatch import Dispatcher, Outcome
@@ -39,22 +39,19 @@ from monsess.errors import (
     HookError,
     MonsessError,
     SessionClosedError,
-    StateMismatchError,
     StepDefinitionError,
 )
 from monsess.feeding import Feeding
 from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
-from monsess.initial_state import initial_state
 from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
-from monsess.placement import ReplicaCheck, first_device_hash, on_first_device, place
+from monsess.placement import ReplicaCheck, first_device_hash, on_first_device
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names
 from monsess.scaffold import Scaffold
-from monsess.shared_state import receive_state, send_state
 from monsess.signals import EXIT_CODES, Signals
 from monsess.step import Step
 from monsess.step_context import StepContext
@@ -490,8 +487,16 @@ class MonitoredSession:
             self._agreement.save_taken()  # what was to be saved is rolled back; what is restored is saved
             self._dispatcher.abandon()
         self._job.doing("restoring or initialising the state")
-        restored, state = self._beginning() if self._job.is_chief else self._beginning_of_the_chief()
-        step = 0 if restored is None else restored.step
+        beginning = begin(
+            self._job,
+            self._saving,
+            self._scaffold,
+            self._checkpoint_options,
+            self._layout,
+            again=self.recoveries > 0,
+            fresh=self._allow_reinit,
+        )
+        restored, state, step = beginning.restored, beginning.state, beginning.step
         self._warn_of_lost_batches(step)
         self._global_step = step
         self._restored_from = None if restored is None else step
@@ -505,9 +510,9 @@ class MonitoredSession:
         self._unsaved_auxiliary = False
         self._torn = None
         self._outputs = None
-        self._saving.start(self._dispatcher.state, restored)
-        self._feeding.go_to(None if restored is None else restored.session.get("input"), restored is not None)
-        stored = {} if restored is None else self._stored_hook_states(restored.session)
+        self._saving.start(state, restored)
+        self._feeding.go_to(beginning.input_position, restored is not None)
+        stored = beginning.hook_states(self._job)
         if self.recoveries:
             stored = {**self._hook_states_at_begin, **stored}  # a hook that the checkpoint does not know begins again
         if restored is not None or self.recoveries:
@@ -515,42 +520,6 @@ class MonitoredSession:
         self._stopping.at_end_of_data(self._hooks.after_create_session(self, self._coord))
         self._job.begin(self._feeding.ahead())
         self._stopping.look_at_limit(step)
-
-    def _beginning(self) -> tuple[Restored | None, Any]:
-        """The checkpoint to begin with, if any, and the placed state; the chief gives them to all."""
-        # An in-process recovery goes back to the newest step, whichever the session was told to begin with.
-        restored = self._saving.find(None if self.recoveries else self._checkpoint_options.restore_step)
-        if restored is None and self.recoveries and not self._allow_reinit:
-            where = "Pass checkpoint_dir=" if self._saving.store is None else "Save more often"
-            raise MonsessError(
-                f"There is no checkpoint to recover from yet. {where}, or allow starting again from step 0 with "
-                "Recovery(allow_reinit=True)."
-            )
-        state = place(initial_state(self._scaffold, restored, self._checkpoint_options), self._layout)
-        if self.process_count > 1:
-            parts = ("hooks", "hooks_of_each_process", "input")
-            session = None if restored is None else {name: restored.session.get(name) for name in parts}
-            about = {"step": None if restored is None else restored.step, "session": session, **self._saving.lineage()}
-            send_state(self._job, on_first_device(state), about)
-        return restored, state
-
-    def _beginning_of_the_chief(self) -> tuple[Restored | None, Any]:
-        about, received = receive_state(self._job)
-        self._saving.join_lineage(about["run_id"], about["began"])
-        state = initial_state(self._scaffold, received, CheckpointOptions())
-        return (None if about["step"] is None else received), place(state, self._layout)
-
-    def _stored_hook_states(self, session: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint holds for this process's hooks."""
-        of_each = session.get("hooks_of_each_process") or []
-        if any(of_each) and len(of_each) != self.process_count:
-            names = sorted({key for states in of_each for key in states})
-            raise StateMismatchError(
-                f"The checkpoint holds a state for each of {len(of_each)} processes for the hooks {', '.join(names)} "
-                f"(per_process_state), and {self.process_count} are running. Run as many as then, or leave these hooks "
-                "out."
-            )
-        return {**session["hooks"], **(of_each[self._job.process_index] if of_each else {})}
 
     # ---- during the loop
 

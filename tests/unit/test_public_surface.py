@@ -15,6 +15,7 @@ import monsess.session
 #: What users can rely on. A name leaves this list with a major version only.
 NAMES = [
     "BatchError",
+    "BroadcastGlobalVariablesHook",
     "CheckpointOptions",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
@@ -48,6 +49,7 @@ NAMES = [
     "PeerFailedError",
     "ProcessesDivergedError",
     "Recovery",
+    "ReplicaCheckHook",
     "ReplicasDifferError",
     "Retention",
     "RunAfterStopError",
@@ -71,6 +73,9 @@ NAMES = [
     "StorageError",
     "UnstorableLeafError",
     "__version__",
+    "allgather",
+    "allreduce",
+    "broadcast",
     "eval_step",
     "latest_checkpoint",
     "linear_scaled_lr",
@@ -78,6 +83,7 @@ NAMES = [
     "masked_mean",
     "per_device_key",
     "repeat",
+    "request_preemption",
     "testing",
     "train_step",
 ]
