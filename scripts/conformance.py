@@ -25,6 +25,7 @@ TITLES = {
     "BH": "Built-in hooks (`basic_session_run_hooks_test.py`)",
     "CO": "Coordinator (`coordinator_test.py`)",
     "SL": "Clusters (`server_lib_test.py` and its siblings)",
+    "SR": "Synchronous replicas (`sync_replicas_optimizer_test.py`)",
 }
 
 HEAD = """\

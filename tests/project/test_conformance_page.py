@@ -31,6 +31,7 @@ def test_inventory_is_whole():
         ("BH", 88, 84, 16),
         ("CO", 21, 21, 0),
         ("SL", 50, 26, 0),
+        ("SR", 19, 8, 0),
     ):
         mine = [case for case in cases if case.id.startswith(prefix)]
         assert [case.id for case in mine] == [f"{prefix}-{n:03d}" for n in range(1, count + 1)]

@@ -60,3 +60,36 @@ def states_that_differ(options: Options) -> dict[str, Any]:
     except ms.ReplicasDifferError as error:
         return {"error": str(error), "step": session.global_step}
     return {"error": None}
+
+
+def synchronous_updates(options: Options) -> dict[str, Any]:
+    """Two updates by averaged gradients; process 1 comes to the first one two seconds late."""
+    import time
+
+    import optax
+
+    optimizer = ms.DistributedOptimizer(optax.sgd(2.0))
+
+    @ms.train_step
+    def step(state: Any, batch: Any) -> Any:
+        updates, _ = optimizer.update({"v0": batch.mean(), "v1": batch.mean() + 1}, optimizer.init(state), state)
+        return optax.apply_updates(state, updates), {}
+
+    mine = np.full(1, (0.1, 0.9)[options.index], np.float32)
+    seen = []
+    with ms.MonitoredTrainingSession(lambda: {"v0": 0.0 + options.index, "v1": 1.0}) as session:
+
+        def look() -> None:
+            state = jax.device_get(session.state)
+            seen.append([session.global_step, float(state["v0"]), float(state["v1"])])
+
+        look()
+        if options.index == 1:
+            time.sleep(2)
+        came = time.monotonic()
+        session.run(step, mine)
+        look()  # waits for the devices
+        done = time.monotonic()
+        session.run(step, mine)
+        look()
+    return {"seen": seen, "came": came, "done": done}
