@@ -23,7 +23,10 @@ from monsess.launch.records import write_record
 from monsess.log import logger
 
 _BEAT_SECS = 0.25
-_SILENT_SECS = 4.0
+#: After a collective has failed, a peer that tells nothing for so long is the one that is gone.
+_SILENT_SECS = 2.5
+#: Without such an error, this part of the failure limit: a process that holds Python's lock for seconds is not dead.
+_SILENT_PART = 0.6
 _RAISE_SECS = 2.0
 _LINGER_SECS = 3.0
 _PREEMPTION_SECS = 40.0
@@ -70,6 +73,8 @@ class Peers:
         self._closed = threading.Event()
         self._programs: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._ends_at: float | None = None
+        self._suspicious = False  # a collective has failed: somebody is gone
+        self._dead = 0  # peers that were found to be dead, for whom nobody has to wait
         self._give_up_at: float | None = None
         self._give_up_code = 0
         self._training = threading.get_ident()
@@ -123,6 +128,7 @@ class Peers:
 
     def blame(self, error: BaseException) -> BaseException:
         """Who is behind an error of a collective: waits a moment for what the others tell, or stop telling."""
+        self._suspicious = True
         deadline = time.monotonic() + min(_SILENT_SECS + 2.0, self._failure_secs / 2)
         while time.monotonic() < deadline and self._trouble is None and not self._closed.is_set():
             time.sleep(0.05)
@@ -167,7 +173,7 @@ class Peers:
         while self._channel.index == 0 and time.monotonic() < deadline:
             gone: dict[str, str] = {}
             self._try(lambda: gone.update(self._channel.under("gone")))  # noqa: B023
-            if len(gone) >= self._channel.count:
+            if len(gone) + self._dead >= self._channel.count:
                 return
             time.sleep(0.05)
 
@@ -259,7 +265,8 @@ class Peers:
             if found is not None:
                 return found
             silent = now - self._beats[index][1]
-            if silent > _SILENT_SECS and silent > self._failure_secs / 3:
+            if silent > (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
+                self._dead += 1
                 return PeerFailedError(
                     f"Process {index} has been silent for {silent:.0f} s; it was at step {rest[1]} ({rest[2]}). It was "
                     "killed, or its machine is gone or stopped. All processes end; start the job again."

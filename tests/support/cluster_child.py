@@ -329,9 +329,9 @@ class _Batches:
 @contextlib.contextmanager
 def _planted(script: Script) -> Iterator[None]:
     """Events at places that no hook reaches."""
+    import monsess.beginning as beginning
     import monsess.checkpoint.publish as publish
     import monsess.saving as saving
-    import monsess.session as session
 
     def before(function: Any, place: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -345,7 +345,7 @@ def _planted(script: Script) -> Iterator[None]:
 
     make_room = publish.make_room
     places = [(publish, "_commit", "commit"), (publish, "make_room", "commit"), (saving, "find_restorable", "restore")]
-    places.append((session, "receive_state", "restore"))
+    places.append((beginning, "receive_state", "restore"))
     kept = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, place in places:
         setattr(module, name, before(getattr(module, name), place))
