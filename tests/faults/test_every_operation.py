@@ -185,11 +185,11 @@ def test_killed_at_every_operation(store, workers, cache, straight, seed, operat
             if status == SIGKILLED:
                 break
             assert status == 0, f"ended with {status}\n{output(options.folder)}"
-            assert_sound(options.folder, SCENARIOS[name].damaged)
+            assert_sound(options.folder, SCENARIOS[name].damaged, store)
             place = nearer(options.folder, place)
             again[name] += 1
         assert status == SIGKILLED, f"not killed in {TRIES} attempts, at last to be at {place}"
-        assert_sound(options.folder, SCENARIOS[name].damaged)
+        assert_sound(options.folder, SCENARIOS[name].damaged, store)
         # Two more steps, so that there is a commit after the kill whatever was reached.
         last = dataclasses.replace(options, last_step=options.last_step + 2)
         finish(attempt, last, expected[last.last_step], keep=True)
