@@ -78,6 +78,7 @@ class Workers:
         self._lock = threading.Lock()
         self._alive = 0
         self._idle = 0
+        self._untaken = 0  # jobs, by the same lock: a thread that has just taken one still counts as idle
 
     def call(self, function: Callable[[], T], stall_secs: float) -> T:
         """Run ``function`` in a worker and return its result.
@@ -153,7 +154,8 @@ class Workers:
         for job in jobs:
             self._jobs.put(job)
         with self._lock:
-            missing = min(self._jobs.qsize() - self._idle, self._count - self._alive)
+            self._untaken += len(jobs)
+            missing = min(self._untaken - self._idle, self._count - self._alive)
             for _ in range(missing):
                 self._alive += 1
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
@@ -188,6 +190,7 @@ class Workers:
         with self._lock:
             self._idle -= 1
             if job is not None:
+                self._untaken -= 1
                 job.started = True
                 return job
             if closed or self._jobs.empty():

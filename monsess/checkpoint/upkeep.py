@@ -281,9 +281,7 @@ class Upkeep:
             if step in self._looked_at or step in self._touched_so_far():
                 continue  # somebody else's, or not ours to judge: looked at once
             if self._is_ours(step, survey.others[step], step in pending):
-                work.append(_Work(step, lambda s=step: self._drop(s)))
-                if step in pending:
-                    work.append(self._unmark(step))
+                work.append(_Work(step, lambda s=step: self._drop(s)))  # and its mark, the last of all
             else:
                 self._looked_at.add(step)
         for mark in aside.marks(survey.listing.moving, but_of=self._writer.attempt):

@@ -49,9 +49,12 @@ class Target:
         self._new = False  # it is this one's own from here on
         self._faults._note_change(self._path, self._before)
 
-    def grow(self, data: bytes) -> None:
-        """Store these bytes at the end of the object."""
-        self._shelf.append(self._path, data)
+    def grow(self, offset: int, data: bytes) -> None:
+        """Store these bytes, of which the first one is number ``offset`` of those that this write brings."""
+        if self.append_to:
+            self._shelf.append(self._path, data)
+        else:  # at their place, whatever another write to the same object does, as every file system does it
+            self._shelf.write_at(self._path, offset, data)
 
 
 class Writer(io.BufferedIOBase):
@@ -81,12 +84,12 @@ class Writer(io.BufferedIOBase):
         piece = bytes(data)
         if self._running.short and not self._size:
             piece = piece[: len(piece) // 2]
-        self._size += len(piece)
         with self._told():
             if self._pieces is None:
-                self._target.grow(piece)
+                self._target.grow(self._size, piece)
             else:
                 self._pieces.append(piece)
+        self._size += len(piece)
         return len(piece)
 
     def close(self) -> None:

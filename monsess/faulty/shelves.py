@@ -73,6 +73,13 @@ class Memory:
         with self._lock:
             self._object(path).extend(data)
 
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        """Write over a part of an object, or beyond its end."""
+        with self._lock:
+            found = self._object(path)
+            found.extend(bytes(max(0, offset - len(found))))
+            found[offset : offset + len(data)] = data
+
     def remove(self, path: str, empty: bool) -> None:
         """Delete an object."""
         with self._lock:
@@ -202,6 +209,12 @@ class Folder:
     def append(self, path: str, data: bytes) -> None:
         """Write on at the end of an object."""
         with open(self._local(path), "ab", buffering=0) as file:
+            _write_all(file.fileno(), data)
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        """Write over a part of an object, or beyond its end."""
+        with open(self._local(path), "r+b", buffering=0) as file:
+            file.seek(offset)
             _write_all(file.fileno(), data)
 
     def remove(self, path: str, empty: bool) -> None:

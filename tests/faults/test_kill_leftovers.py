@@ -25,7 +25,7 @@ def test_killed_at_an_access_to_a_file_leaves_nothing_behind(store, workers, cac
     short = dataclasses.replace(SHORT, store=store, cache=cache)
     counted = dataclasses.replace(short, folder=workers.folder("count"))
     assert workers.servers[0](counted) == 0, output(counted.folder)
-    assert_tidy(counted.folder)
+    assert_tidy(counted.folder, counted.store)
     accesses = len(result(counted.folder)["operations"])
     expected = straight(8)
 
@@ -35,7 +35,7 @@ def test_killed_at_an_access_to_a_file_leaves_nothing_behind(store, workers, cac
         options = dataclasses.replace(short, folder=workers.folder("access"), kill="operation", at=at)
         status = attempt(options)
         assert status in (0, SIGKILLED), output(options.folder)
-        assert_sound(options.folder)
+        assert_sound(options.folder, store=options.store)
         # Two more steps, so that there is a commit after the kill whatever was reached.
         finish(attempt, dataclasses.replace(options, last_step=8, kill=""), expected)
         killed[f"access to a file ({store}):"] += status == SIGKILLED
@@ -88,7 +88,7 @@ def test_killed_while_it_tidies_up_the_next_attempt_does_it(workers, cache, stra
         at = 1 + int((number + chance.random()) / COUNT * accesses[0])
         status = attempt(dataclasses.replace(last, kill="operation", at=at))
         assert status in (0, SIGKILLED), output(last.folder)
-        assert_sound(last.folder)
+        assert_sound(last.folder, store=last.store)
         finish(attempt, dataclasses.replace(last, last_step=10), expected[10])
         killed["at an access to a file, with leftovers:"] += status == SIGKILLED
 

@@ -116,7 +116,7 @@ def _run(number, seed, scratch, straight, moments):
             if status == SIGKILLED:
                 moments[f"{doing}:"] += 1
                 kills += 1
-                said.append(f"  committed and sound: {assert_sound(last.folder)}")
+                said.append(f"  committed and sound: {assert_sound(last.folder, store=last.store)}")
             elif kills == 0:
                 shutil.rmtree(last.folder)  # nothing was killed: once more from the beginning
                 os.mkdir(last.folder)

@@ -184,7 +184,7 @@ def test_one_save_in_flight_one_waits_and_the_third_holds_training(url, faults, 
     assert time.monotonic() - begun > 1.0, "the third one was held until the first had ended"
     store = ms.CheckpointStore(url, {"faults": faults})
     assert store.steps() == [5, 10, 15, 20, 25]
-    assert all(store.verify(step) == [] for step in store.steps())
+    assert {step: store.verify(step) for step in store.steps()} == {step: [] for step in store.steps()}
     toy.assert_same_bits(sess.state_copy(), toy.straight(LAST_STEP))
 
 
@@ -202,7 +202,7 @@ def test_credentials_that_run_out_are_renewed(url, faults, after, caplog):
     assert min(one.instance for one in faults.log[refused[-1].number :] if one.outcome == "done") > refused[0].instance
     store = ms.CheckpointStore(url, {"faults": faults})
     assert store.steps() == [5, 10, 15, 20, 25]
-    assert all(store.verify(step) == [] for step in store.steps())
+    assert {step: store.verify(step) for step in store.steps()} == {step: [] for step in store.steps()}
     assert [record for record in caplog.records if record.name == "monsess"] == []
     toy.assert_same_bits(sess.state_copy(), toy.straight(LAST_STEP))
 
@@ -226,7 +226,7 @@ def test_a_store_whose_listings_lag_behind_loses_no_save_and_no_restart_begins_a
     for each in (options, exact):
         store = ms.CheckpointStore(url, each)
         assert store.steps() == [5, 10, 15, 20, 25]
-        assert all(store.verify(step) == [] for step in store.steps())
+        assert {step: store.verify(step) for step in store.steps()} == {step: [] for step in store.steps()}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_silence_longer_than_a_request_may_take(url, faults, times, kind, most, 
     until(lambda: not any(one.outcome == "running" for one in faults.log))
     store = ms.CheckpointStore(url, options)
     assert store.steps() == [5, 10, 15, 20, 25]
-    assert all(store.verify(step) == [] for step in store.steps())
+    assert {step: store.verify(step) for step in store.steps()} == {step: [] for step in store.steps()}
     sess = failing_run.train(options, url=url, keep=ms.KeepLast(100))
     assert sess.restored_from == LAST_STEP
     toy.assert_same_bits(sess.state_copy(), toy.straight(LAST_STEP))

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import kill_child
+import kill_stores
 from kill_child import Options
 
 import monsess as ms
@@ -219,20 +220,24 @@ def assert_same(folder: str, straight: Ending) -> None:
     assert [int(line.split()[-2]) for line in found.curve] == list(range(found.step))
 
 
-def assert_sound(folder: str, damaged: Collection[int] = ()) -> list[int]:
+def assert_sound(folder: str, damaged: Collection[int] = (), store: str = "plain") -> list[int]:
     """Every step that is listed verifies, whatever was killed, but those damaged on purpose; returns the steps."""
-    store = ms.CheckpointStore(os.path.join(folder, "checkpoints"))
+    kill_stores.register()
+    # Looked at as a path only where it was one: what a killed upload leaves in the folder of an emulated bucket is a
+    # leftover, and would be damage on a local path.
+    url = os.path.join(folder, "checkpoints") if store == "local" else f"plain://{os.path.join(folder, 'checkpoints')}"
+    store = ms.CheckpointStore(url)
     steps = [step for step in store.steps() if step not in damaged or not store.verify(step)]
     problems = {step: store.verify(step) for step in steps}
     assert not any(problems.values()), problems
-    assert ms.latest_checkpoint(os.path.join(folder, "checkpoints")) == (steps[-1] if steps else None)
+    assert ms.latest_checkpoint(url) == (steps[-1] if steps else None)
     return steps
 
 
-def assert_tidy(folder: str) -> None:
+def assert_tidy(folder: str, store: str = "plain") -> None:
     """Nothing is left of killed saves: the directory holds committed steps, and they hold what was committed."""
     root = Path(folder, "checkpoints")
-    steps = {str(step) for step in assert_sound(folder)}
+    steps = {str(step) for step in assert_sound(folder, store=store)}
     kept = {path.name for path in root.iterdir() if path.name.startswith(("aside-", "damaged-"))}
     left = {path.name for path in root.iterdir()} - {"run.json", "owner.json", "pins"} - steps - kept
     inside = [path.relative_to(root).as_posix() for name in sorted(left) for path in sorted((root / name).rglob("*"))]
@@ -261,7 +266,7 @@ def lineage(attempt: Attempt, kills: Sequence[Options], last: Options, straight:
         assert options.folder == folder
         status = attempt(options)
         assert status == SIGKILLED, f"ended with {status} instead of killing itself: {options}\n{output(folder)}"
-        assert_sound(folder)
+        assert_sound(folder, store=options.store)
     finish(attempt, last, straight)
 
 
@@ -275,10 +280,10 @@ def finish(attempt: Attempt, last: Options, straight: Ending, keep: bool = False
     try:
         assert_same(folder, straight)
         found = result(folder)
-        assert assert_sound(folder)[-1] == found["step"]
+        assert assert_sound(folder, store=last.store)[-1] == found["step"]
         assert known in (None, found["run_id"]), "it goes on under another name"
         if found["saves"]:
-            assert_tidy(folder)
+            assert_tidy(folder, last.store)
         else:
             assert found["restored_from"] == found["step"]
     except AssertionError as error:

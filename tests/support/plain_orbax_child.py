@@ -9,9 +9,10 @@ import os
 import sys
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-os.environ["JAX_ENABLE_X64"] = "1"
+if __name__ == "__main__":  # not where a test imports it for its names: its own children would inherit this
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    os.environ["JAX_ENABLE_X64"] = "1"
 
 import jax
 import jax.numpy as jnp

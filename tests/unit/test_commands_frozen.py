@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -108,18 +107,3 @@ def test_help_says_what_it_does(command, capsys):
     text = capsys.readouterr().out
     assert "Exit status" in text or command.name in ("show", "pin")
     assert all(action.help for action in subparsers()[command.name]._actions)
-
-
-def test_the_page_names_everything():
-    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
-    for name, below in subparsers().items():
-        section = re.search(rf"^## `monsess {name} .*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-        assert section, name
-        flags = [flag for action in below._actions for flag in action.option_strings if flag.startswith("--")]
-        missing = [flag for flag in flags if flag not in section[0] and flag not in page.partition("## ")[0]]
-        assert missing == [], name
-
-
-def test_every_command_is_one_file():
-    files = {path.stem for path in (ROOT / "monsess" / "commands").glob("*.py")}
-    assert {command.module for command in COMMANDS} <= files

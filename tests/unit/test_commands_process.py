@@ -21,6 +21,12 @@ from monsess.errors import StorageError
 from monsess.storage_advice import advice_for
 
 PROGRAM = [sys.executable, "-W", "error", "-m", "monsess"]
+#: Tests that run in the background ignore Ctrl-C, and what they start would do so, too.
+HEEDING_CTRL_C = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
+]
 
 
 @pytest.fixture
@@ -86,7 +92,7 @@ def test_a_closed_pipe_is_quiet(tmp_path):
 def test_an_interrupted_check_cleans_up(number, status, size, moment, tmp_path):
     url = tmp_path / "run"
     process = subprocess.Popen(
-        [*PROGRAM, "check-store", str(url), "--size-mb", size],
+        [*HEEDING_CTRL_C, *PROGRAM, "check-store", str(url), "--size-mb", size],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

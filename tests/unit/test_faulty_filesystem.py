@@ -415,6 +415,18 @@ def test_silent_damage(make):
     assert filesystem.cat_file(path) == b""
 
 
+def test_two_writes_of_one_object_do_not_end_in_both(make):
+    """One that was given up and wakes while the next one is on its way writes over it, and not behind it."""
+    store = make()
+    late, next_one = store.open("b/late", "wb"), store.open("b/late", "wb")
+    for piece in (b"abc", b"def"):
+        next_one.write(piece)
+        late.write(piece)
+    next_one.close()
+    late.close()
+    assert store.cat_file("b/late") == b"abcdef"
+
+
 @pytest.mark.parametrize("directories", [False, True])
 def test_listings_that_lag_behind(make, directories):
     faults = Faults(stale_listing_secs=60, directories=directories)

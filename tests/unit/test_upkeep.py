@@ -230,6 +230,19 @@ def test_a_leftover_that_was_committed_meanwhile_stays():
     assert store.verify(12) == []
 
 
+def test_a_leftover_that_cannot_be_deleted_now_is_deleted_after_the_next_commit():
+    url = fresh("refusing")
+    store = CheckpointStore(url)
+    store._storage.write(".pending-12", b"")
+    store._storage.write("12/session.json", b"")  # killed while it wrote the first file: the mark says whose it is
+    run = Run(url, ms.KeepLast(5))
+    with refusing(lambda op, path: refuse("write")(op, path) if path.endswith(".pending-12") else None):
+        run.save(10)
+    assert {".pending-12", "12"} <= store._storage.list().keys()
+    run.save(11)
+    assert store._storage.list().keys() == {"10", "11", "run.json"}
+
+
 def test_folders_that_only_look_like_those_of_monsess_stay(tmp_path):
     for name in (".staging-data", ".staging-x-1", ".deleting-all", ".deleting-"):
         (tmp_path / name).mkdir()
