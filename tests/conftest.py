@@ -6,6 +6,8 @@ import logging
 
 import pytest
 from report import (  # noqa: F401 - hooks
+    FIGURES,
+    SEED,
     pytest_configure,
     pytest_sessionfinish,
     pytest_terminal_summary,
@@ -15,6 +17,18 @@ from report import (  # noqa: F401 - hooks
 from monsess.testing import emulate_devices
 
 emulate_devices(4)
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> list[str]:
+    """Lines of the report: what was counted or measured."""
+    return request.config.stash[FIGURES]
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """MONSESS_SEED, or a new one for each run of the tests; the report shows it."""
+    return request.config.stash[SEED]
 
 
 @pytest.fixture

@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 from kill_child import STEPS, Options
 from kills import Ending, Workers, ending, output
-from report import COUNTS, DAMAGED, FIGURES, KILLED, MOMENTS, OPERATIONS, SEED
-
-
-@pytest.fixture(scope="session")
-def figures(request: pytest.FixtureRequest) -> list[str]:
-    """Lines of the report: what was counted or measured."""
-    return request.config.stash[FIGURES]
+from report import COUNTS, DAMAGED, KILLED, MOMENTS, OPERATIONS
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +38,6 @@ def operations(request: pytest.FixtureRequest) -> Any:
 def damaged(request: pytest.FixtureRequest) -> Any:
     """How many kinds of damage to how many files were found, by kind."""
     return request.config.stash[COUNTS][DAMAGED]
-
-
-@pytest.fixture(scope="session")
-def seed(request: pytest.FixtureRequest) -> int:
-    """MONSESS_SEED, or a new one for each run of the tests; the report shows it."""
-    return request.config.stash[SEED]
 
 
 @pytest.fixture(scope="session")

@@ -47,12 +47,12 @@ def test_the_shortest_input_ends_all(cluster, pair):
 
 
 @pytest.mark.parametrize("place", ["after_run", pytest.param("body", marks=pytest.mark.slow)])
-def test_one_process_asks_to_stop(cluster, place):
+def test_one_process_asks_to_stop(cluster, place, figures):
     url = cluster.folder("checkpoints")
     ended = cluster.run(2, url=str(url), steps=50, events=[Event(1, place, "request_stop", step=4)])
     all_ended_well(ended)
     last = same(ended, "global_step")
-    print(f"\nasked at step 4, stopped at step {last}")
+    figures.append(f"one of two processes asks to stop at step 4 ({place}): all stop at step {last}")
     assert 4 <= last <= 4 + 1 + 2
     assert same(ended, "stop_reason") == "REQUESTED"
     assert same(ended, "bits")
@@ -100,7 +100,7 @@ def when(ended, what):
 @pytest.mark.parametrize("engine", ["pmap", "shard_map"])
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("what", ["eval", "without_hooks", "other_shape"])
-def test_one_process_runs_another_program(cluster, what, who, engine):
+def test_one_process_runs_another_program(cluster, what, who, engine, figures):
     """An eval step on the chief only, say: its collective would silently mix into the others' training step."""
     url = cluster.folder("checkpoints")
     all_ended_well(cluster.run(2, url=str(url), steps=3, engine=engine))
@@ -108,7 +108,7 @@ def test_one_process_runs_another_program(cluster, what, who, engine):
     events = [Event(who, "body", what, step=6)]
     ended = cluster.run(2, 2, url=str(url), steps=10, engine=engine, events=events, session=NO_SAVES)
     seconds = max(one.at for one in ended) - when(ended, what)
-    print(f"\n{what} on process {who} only, {engine}: all ended {seconds:.1f} s later")
+    figures.append(f"{what} on process {who} only, {engine}: all ended {seconds:.1f} s later")
     assert seconds < 15
     all_say(ended, "ProcessesDivergedError")
     assert saved(url) == [3]

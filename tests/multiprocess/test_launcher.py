@@ -320,7 +320,7 @@ def test_nobody_outlives_a_killed_launcher(moment, launches, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["launched_session.py", "launched_plain.py"])
-def test_a_training_that_is_killed_three_times_ends_in_the_same_bits(script, launches, tmp_path, capfd):
+def test_a_training_that_is_killed_three_times_ends_in_the_same_bits(script, launches, tmp_path, capfd, figures, seed):
     """In a session; and in plain JAX, which hangs or is aborted where a process is lost, and does not hear SIGTERM."""
     steps = 60
 
@@ -336,10 +336,11 @@ def test_a_training_that_is_killed_three_times_ends_in_the_same_bits(script, lau
 
     killed = []
     over = threading.Event()
+    chance = random.Random(f"{seed} {script}")
 
     def kill() -> None:
         for attempt in range(3):
-            victim = random.randrange(2)
+            victim = chance.randrange(2)
             file = tmp_path / "killed" / f"step-{attempt}-{victim}"
             while not (file.exists() and int(file.read_text().split()[1]) > 10 + 15 * attempt):
                 if over.wait(0.02):
@@ -360,6 +361,5 @@ def test_a_training_that_is_killed_three_times_ends_in_the_same_bits(script, lau
     err = capfd.readouterr().err
     assert err.count("killed by SIGKILL") >= 3
     assert "all processes ended well, in attempt 3" in err
-    print(
-        f"{script}: killed (process, step, after s):", [(who, at, round(when - begun, 1)) for who, at, when in killed]
-    )
+    kills = [(who, at, round(when - begun, 1)) for who, at, when in killed]
+    figures.append(f"monsess run, {script}, MONSESS_SEED={seed}: killed (process, step, after s): {kills}; equal bits")

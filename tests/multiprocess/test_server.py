@@ -243,7 +243,7 @@ refused("{address}", "127.0.0.1:1", task_index=1 - index)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_an_error_outside_a_session_ends_all_in_time(members, tmp_path, culprit):
+def test_an_error_outside_a_session_ends_all_in_time(members, tmp_path, culprit, figures):
     address = free_address()
     script = f"""
 server = ms.Server(start_timeout_secs=60, failure_timeout_secs=5)
@@ -256,7 +256,7 @@ time.sleep(80)
     failed = time.monotonic()
     pair[1 - culprit].ended(None)
     seconds = time.monotonic() - failed
-    print(f"\nprocess {culprit} failed; the other one ended {seconds:.1f} s later, limit 5 s")
+    figures.append(f"outside a session, process {culprit} failed; the other one ended {seconds:.1f} s later, limit 5 s")
     assert seconds < 5
     assert read_records(str(tmp_path))[culprit].error == "ValueError: the data is not there"
 

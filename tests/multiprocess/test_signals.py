@@ -142,7 +142,7 @@ def test_sigterm_while_one_waits_for_its_input(cluster, straight, waits, who):
 
 @slow
 @pytest.mark.parametrize("who", [0, 1])
-def test_without_a_common_step_the_last_periodic_checkpoint_stays(cluster, straight, who):
+def test_without_a_common_step_the_last_periodic_checkpoint_stays(cluster, straight, who, figures):
     url = cluster.folder("stuck") / "checkpoints"
     with cluster.start(2, url=str(url), steps=LAST, events=[Event(1, "input", "hang", step=9)]) as job:
         job.happened(1, "hang")
@@ -150,7 +150,7 @@ def test_without_a_common_step_the_last_periodic_checkpoint_stays(cluster, strai
         job.send(who, signal.SIGTERM)
         sent = time.monotonic()
     seconds = max(one.at for one in job.over) - sent
-    print(f"{seconds:.1f} s after the signal both had ended")
+    figures.append(f"SIGTERM to {who}, process 1 stuck: {seconds:.1f} s after the signal both had ended")
     assert [one.code for one in job.over] == [143, 143], outputs(job.over)
     assert seconds < WITHIN
     for one in job.over:
@@ -165,13 +165,13 @@ def test_without_a_common_step_the_last_periodic_checkpoint_stays(cluster, strai
 @slow
 @pytest.mark.timeout(3000)
 @pytest.mark.soak
-def test_sigterm_at_random_moments(cluster, straight):
+def test_sigterm_at_random_moments(cluster, straight, figures, seed):
     for number in range(max(MOMENTS, 3)):
-        chance = random.Random(number)
+        chance = random.Random(f"{seed} {number}")
         who = chance.choice(list(WHO))
         url = cluster.folder(f"random{number}") / "checkpoints"
         marks = [Event(None, "begin", "sleep")]
-        with cluster.start(2, url=str(url), steps=LAST, events=marks, sleeps=number) as job:
+        with cluster.start(2, url=str(url), steps=LAST, events=marks, sleeps=seed + number) as job:
             for index in (0, 1):
                 job.happened(index, "sleep")
             delay = chance.uniform(0, 5)
@@ -180,9 +180,9 @@ def test_sigterm_at_random_moments(cluster, straight):
             sent = time.monotonic()
         seconds = max(one.at for one in job.over) - sent
         codes = [one.code for one in job.over]
-        where = f"moment {number}: SIGTERM to {who} after {delay:.2f} s"
+        where = f"MONSESS_SEED={seed}, moment {number}: SIGTERM to {who} after {delay:.2f} s"
         late = -signal.SIGTERM in codes  # it was over: the handlers that were there before are back
-        print(f"{where}: {codes}, step {job.over[0].report.get('global_step')}, {seconds:.1f} s")
+        figures.append(f"{where}: {codes}, step {job.over[0].report.get('global_step')}, {seconds:.1f} s")
         assert not late or all(one.report.get("last_committed") == LAST for one in job.over), outputs(job.over)
         if not late:
             stopped(job.over, url)

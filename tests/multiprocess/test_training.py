@@ -98,12 +98,12 @@ def test_the_input_of_another_number_of_processes_is_refused_where_it_cannot_be_
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_random_delays_change_nothing(cluster):
+def test_random_delays_change_nothing(cluster, figures, seed):
     expected, slowest = None, 0.0
-    for seed in range(REPETITIONS):
+    for number in range(REPETITIONS):
         url = cluster.folder("checkpoints")
-        count = (2, 2, 2, 4)[seed % 4]
-        ended = cluster.run(count, url=str(url), steps=7, sleeps=seed, batches=(40,) * count, limit=60)
+        count = (2, 2, 2, 4)[number % 4]
+        ended = cluster.run(count, url=str(url), steps=7, sleeps=seed + number, batches=(40,) * count, limit=60)
         all_ended_well(ended)
         assert {one.report["reason"] for one in ended} == {"last step 7 reached (StopAtStepHook)"}
         assert saved(url) == [3, 6, 7]
@@ -113,12 +113,14 @@ def test_random_delays_change_nothing(cluster):
             expected = expected or found
             assert found == expected
         shutil.rmtree(url)
-    print(f"\n{REPETITIONS} runs with random delays: all ended with 0, the slowest after {slowest:.1f} s")
+    figures.append(
+        f"{REPETITIONS} runs of several processes with random delays: MONSESS_SEED={seed}: all ended with 0, the slowest after {slowest:.1f} s"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["body", "before_run"])
-def test_a_commit_does_not_wait_for_a_process_that_stalls_after_the_step(cluster, place):
+def test_a_commit_does_not_wait_for_a_process_that_stalls_after_the_step(cluster, place, figures):
     url = cluster.folder("checkpoints")
     events = [Event(1, place, "sleep", step=3, seconds=20)]
     with cluster.start(2, url=str(url), events=events) as job:
@@ -126,7 +128,7 @@ def test_a_commit_does_not_wait_for_a_process_that_stalls_after_the_step(cluster
         job.until(lambda: saved(url) == [3], 15)
         seconds = time.monotonic() - stalled
     all_ended_well(job.over)
-    print(f"\nprocess 1 stalled for 20 s after step 3, which was committed {seconds:.1f} s later")
+    figures.append(f"process 1 stalled for 20 s after step 3, which was committed {seconds:.1f} s later")
     assert seconds < 5
     assert saved(url) == [3, 6]
 
