@@ -21,6 +21,5 @@ def test_every_leaf_keeps_every_bit_on_its_way_to_the_others(cluster, engine, fi
         )
         assert [one.code for one in ended] == [0] * count, outputs(ended)
         assert [one.report["restored_from"] for one in ended] == [None if last_step == 1 else last_step - 1] * count
-    figures.append(
-        f"{ended[0].report['leaves']} leaves of {ended[0].report['dtypes']} dtypes, {engine}: every bit in all processes"
-    )
+    leaves = f"{ended[0].report['leaves']} leaves of {ended[0].report['dtypes']} dtypes"
+    figures.append(f"{leaves}, {engine}: every bit in all processes")
