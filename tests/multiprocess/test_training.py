@@ -113,9 +113,8 @@ def test_random_delays_change_nothing(cluster, figures, seed):
             expected = expected or found
             assert found == expected
         shutil.rmtree(url)
-    figures.append(
-        f"{REPETITIONS} runs of several processes with random delays: MONSESS_SEED={seed}: all ended with 0, the slowest after {slowest:.1f} s"
-    )
+    runs = f"{REPETITIONS} runs of several processes with random delays (MONSESS_SEED={seed})"
+    figures.append(f"{runs}: all ended with 0, the slowest after {slowest:.1f} s")
 
 
 @pytest.mark.slow
