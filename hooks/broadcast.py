@@ -30,6 +30,8 @@ class BroadcastGlobalVariablesHook(SessionRunHook):
         >>> hook = ms.BroadcastGlobalVariablesHook(0)
     """
 
+    on_all_processes = True
+
     def __init__(self, root_rank: int = 0) -> None:
         if isinstance(root_rank, bool) or root_rank != 0:
             raise ValueError(

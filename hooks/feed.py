@@ -30,6 +30,8 @@ class FeedFnHook(SessionRunHook):
         ...     outputs = sess.run(step)
     """
 
+    on_all_processes = True
+
     def __init__(self, feed_fn: Callable[[], Mapping[str, Any]]) -> None:
         if not callable(feed_fn):
             raise ValueError(f"invalid feed_fn={feed_fn!r}: expected a callable that returns a dict of arguments.")

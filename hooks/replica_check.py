@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class ReplicaCheckHook(SessionRunHook):
     """Compares a bit-hash of the state over all devices of all processes, and ends training where they differ.
 
-    The session itself compares the devices of each process after the first step and with every save. This hook does
-    it at multiples of a number of steps, over all processes, and waits for the step: choose the number accordingly.
+    The session itself does so after the first step and with every save. This hook does it at multiples of a number of
+    steps, and waits for the step: choose the number accordingly.
 
     Args:
         every_n_steps: Compare whenever a run crosses a multiple of it, at least 1.
@@ -29,6 +29,8 @@ class ReplicaCheckHook(SessionRunHook):
         >>> import monsess as ms
         >>> hook = ms.ReplicaCheckHook(every_n_steps=1000)
     """
+
+    on_all_processes = True
 
     def __init__(self, every_n_steps: int) -> None:
         self._cadence = Cadence(every_n_steps=check_steps("every_n_steps", every_n_steps), every_secs=None)

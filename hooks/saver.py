@@ -102,6 +102,7 @@ class CheckpointSaverHook(SessionRunHook):
             every_n_steps=None if save_steps is None else check_steps("save_steps", save_steps),
             every_secs=None if save_secs is None else check_secs("save_secs", save_secs),
         )
+        self.on_all_processes = save_steps is not None  # seconds are the chief's to decide about
         self._checkpoint_dir = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
         self._listeners = _check_listeners(listeners)
         self._registered = False
@@ -153,6 +154,8 @@ class CheckpointSaverHook(SessionRunHook):
     def _check_directory(self, session: MonitoredSession) -> None:
         actual = session.checkpoint_dir
         wanted = self._checkpoint_dir
+        if actual is None and not session.is_chief:
+            return  # the chief's counts, and its own hook compares that one
         if actual is None:
             at = "" if wanted is None else f" into {mask(wanted)}"
             raise ValueError(

@@ -40,6 +40,8 @@ class StopAtStepHook(SessionRunHook):
         3
     """
 
+    on_all_processes = True
+
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
         if num_steps is None and last_step is None:
             raise ValueError("One of num_steps or last_step must be specified.")

@@ -6,10 +6,10 @@ from monsess.agreement import StopReason
 from monsess.log import logger
 
 
-def announce_start(run_id: str, restored_from: int | None, devices: int, processes: int, url: str | None) -> None:
-    """Say what begins, where from, on what, and where it is saved (``url`` with credentials masked)."""
+def announce_start(run_id: str, restored_from: int | None, devices: int, processes: int, place: str | None) -> None:
+    """Say what begins, where from, on what, and where it is saved (a URL with credentials masked)."""
     start = "fresh start at step 0" if restored_from is None else f"restored step {restored_from}"
-    where = "no checkpoint_dir, nothing is saved" if url is None else f"in {url}"
+    where = "no checkpoint_dir, nothing is saved" if place is None else f"in {place}"
     logger.info(
         "run %s: %s; %s in %s; %s",
         run_id,

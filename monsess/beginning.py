@@ -79,7 +79,7 @@ def begin(
     """
     if not job.is_chief:
         about, received = receive_state(job)
-        saving.join_lineage(about["run_id"], about["began"])
+        saving.join_lineage(about)
         state = place(initial_state(scaffold, received, CheckpointOptions()), layout)
         return Beginning(None if about["step"] is None else received, state)
     restored = saving.find(None if again else options.restore_step)

@@ -99,13 +99,13 @@ class Channel:
             now = time.monotonic()
             if now - begun > limit:
                 raise ClusterError(
-                    f"Process {self.index} waited {limit:g} s for {_processes(missing)}: {_words(what)}. Look at the "
+                    f"Process {self.index} waited {limit:g} s for {processes(missing)}: {_words(what)}. Look at the "
                     "log of that process; the limits are arguments of MonitoredTrainingSession."
                 )
             if now - said > _SAY_SECS:
                 said = now
                 logger.info(
-                    "process %d waits for %s: %s (%.0f s)", self.index, _processes(missing), _words(what), now - begun
+                    "process %d waits for %s: %s (%.0f s)", self.index, processes(missing), _words(what), now - begun
                 )
             time.sleep(pause)
             pause = min(_LOOK_SECS, 1.5 * pause)
@@ -115,6 +115,7 @@ def _words(what: str) -> str:
     return what.lstrip("0123456789 ")  # the number only makes it unique
 
 
-def _processes(indices: list[int]) -> str:
+def processes(indices: list[int]) -> str:
+    """Processes in words: ``process 1``, ``processes 1, 2``."""
     listed = ", ".join(map(str, indices[:8])) + (f" and {len(indices) - 8} more" if len(indices) > 8 else "")
     return f"process {listed}" if len(indices) == 1 else f"processes {listed}"

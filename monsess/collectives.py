@@ -17,7 +17,8 @@ from monsess.checkpoint.leaves import dtype_name, named_dtype
 from monsess.errors import ProcessesDivergedError
 
 _BY_MESSAGE_BYTES = 256 << 10
-_LIMIT_SECS = 300.0
+#: Where no session is open; the default of ``max_wait_secs``.
+_LIMIT_SECS = 7200.0
 _numbers = itertools.count()
 
 Operation = Literal["mean", "sum", "min", "max"]
@@ -38,17 +39,15 @@ def allgather(tree: Any) -> Any:
 
     Raises:
         ProcessesDivergedError: The processes called different things, or with different shapes.
-        ClusterError: A process did not call it within five minutes.
+        HookError: A chief-only hook of a job with several processes calls it.
+        ClusterError: A process did not call it within ``max_wait_secs`` of the open session, or two hours without one.
 
     Example:
         >>> import monsess as ms
         >>> ms.allgather({"loss": 0.5})["loss"].tolist()
         [0.5]
     """
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    found = [arrays] if jax.process_count() == 1 else _exchange("allgather", arrays, str(structure))
-    return jax.tree.unflatten(structure, [np.stack(parts) for parts in zip(*found, strict=True)])
+    return _gathered("allgather", tree)
 
 
 def allreduce(tree: Any, op: Operation = "mean") -> Any:
@@ -74,7 +73,8 @@ def allreduce(tree: Any, op: Operation = "mean") -> Any:
     if op not in _REDUCTIONS:
         raise ValueError(f"op must be one of {', '.join(map(repr, _REDUCTIONS))}, found {op!r}.")
     reduce = _REDUCTIONS[op]
-    return jax.tree.map(lambda x: np.asarray(reduce(x, axis=0, **_same_dtype(op, x.dtype))), allgather(tree))
+    found = _gathered("allreduce", tree)
+    return jax.tree.map(lambda x: np.asarray(reduce(x, axis=0, **_same_dtype(op, x.dtype))), found)
 
 
 def broadcast(tree: Any, root: int = 0) -> Any:
@@ -99,14 +99,27 @@ def broadcast(tree: Any, root: int = 0) -> Any:
     """
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < jax.process_count():
         raise ValueError(f"root must be a process from 0 to {jax.process_count() - 1}, found {root!r}.")
-    return jax.tree.map(lambda x: x[root], allgather(tree))
+    return jax.tree.map(lambda x: x[root], _gathered("broadcast", tree))
+
+
+def _gathered(what: str, tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if jax.process_count() == 1:
+        found = [arrays]
+    else:
+        from monsess.session import joint_call
+
+        with joint_call(what) as limit:
+            found = _exchange(what, arrays, str(structure), _LIMIT_SECS if limit is None else limit)
+    return jax.tree.unflatten(structure, [np.stack(parts) for parts in zip(*found, strict=True)])
 
 
 def _same_dtype(op: str, dtype: np.dtype[Any]) -> dict[str, Any]:
     return {"dtype": dtype} if op == "sum" and dtype.kind != "b" else {}
 
 
-def _exchange(what: str, arrays: list[np.ndarray], structure: str) -> list[list[np.ndarray]]:
+def _exchange(what: str, arrays: list[np.ndarray], structure: str, limit: float) -> list[list[np.ndarray]]:
     """The arrays of all processes: small ones as messages, large ones as bytes through the devices."""
     channel = Channel("collectives")
     number = next(_numbers)
@@ -115,7 +128,7 @@ def _exchange(what: str, arrays: list[np.ndarray], structure: str) -> list[list[
     small = len(data) <= _BY_MESSAGE_BYTES
     signature = hashlib.sha256(about.encode()).hexdigest()
     message = json.dumps([signature, about[:200], base64.b64encode(data).decode() if small else ""])
-    told = [json.loads(one) for one in channel.gather(f"{number}", message, _LIMIT_SECS, _check_sessions)]
+    told = [json.loads(one) for one in channel.gather(_key(number), message, limit, _check_sessions)]
     for index, (other, shown, _) in enumerate(told):
         if other != signature:
             raise ProcessesDivergedError(
@@ -129,8 +142,12 @@ def _exchange(what: str, arrays: list[np.ndarray], structure: str) -> list[list[
 
         rows = np.asarray(multihost_utils.process_allgather(np.frombuffer(data, np.uint8)))
         parts = [row.tobytes() for row in rows.reshape(channel.count, -1)]
-    channel.forget(f"{number - 2}")
+    channel.forget(_key(number - 2))
     return [_split(part, arrays) for part in parts]
+
+
+def _key(number: int) -> str:
+    return f"{number} allreduce, allgather or broadcast"  # the same, whichever of them a process calls
 
 
 def _split(data: bytes, like: list[np.ndarray]) -> list[np.ndarray]:

@@ -125,22 +125,21 @@ class Input:
         entry = self._look(check)
         return entry.item is None and entry.error is None
 
-    def ahead(self, count: int, check: Callable[[], None] | None = None) -> int:
+    def ahead(self, count: int, check: Callable[[], bool] | None = None) -> int:
         """How many batches surely follow the one that `peek` shows, or come next if it shows none; waits for them.
 
         Args:
             count: How many are asked for, at most ``prefetch`` - 1.
-            check: As in `peek`.
+            check: As in `peek`; once it returns True, those that are there are counted.
 
         Returns:
             ``count``, or fewer if the source ends before. An error of the source is no end: its turn comes.
         """
         shown = int(self._current is not None and self._current.item is not None)
-        self._look(check)
-        assert self._prefetcher is not None
-        entries = self._prefetcher.ahead(shown + count, check)[shown:]
-        ends = [i for i, entry in enumerate(entries) if entry.item is None and entry.error is None]
-        return ends[0] if ends else count
+        entries = self._reading_ahead().ahead(shown + count, check)[shown:]
+        if any(entry.error is not None for entry in entries):
+            return count
+        return sum(entry.item is not None for entry in entries)
 
     def consume(self) -> None:
         """Count the batch that `peek` showed as consumed: its step was dispatched."""
@@ -239,13 +238,21 @@ class Input:
             self._current = self._next_entry(check)
         return self._current
 
+    def _reading_ahead(self) -> Prefetcher:
+        self._check_usable()
+        self._start()
+        if self._prefetcher is None:
+            assert self._reader is not None
+            self._prefetcher = Prefetcher(self._reader.read, self._prefetch, self._source.close)
+            weakref.finalize(self, self._prefetcher.request_stop)
+        return self._prefetcher
+
     def _next_entry(self, check: Callable[[], None] | None) -> Entry:
         self._check_usable()
         self._start()
         assert self._reader is not None
-        if self._prefetch and self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._reader.read, self._prefetch, self._source.close)
-            weakref.finalize(self, self._prefetcher.request_stop)
+        if self._prefetch:
+            self._reading_ahead()
         entry = None if self._prefetcher is None else self._prefetcher.head()
         if entry is not None:
             return entry

@@ -102,26 +102,34 @@ class Dispatcher:
             ballot: What this process tells the others with it, int32 ``[slots]``.
         """
         start = _now()
-        while len(self._in_flight) >= self._max_in_flight:
-            self._wait_for_oldest()
-        state = self._state_on(layout, keep=step.kind == "train")
         first = step not in self._compiled
-        if first:
-            self._compiled[step] = compile_step(step, layout)
-        signals = None if ballot is None else self._placed(ballot, layout)
-        filler = self._filler(layout) if signals is None and not call.args and not call.named else None
         try:
-            result = self._compiled[step](state, mapped=(signals, call.args, call.named, filler))
-        except Exception as error:
-            explained = self._job.explained(error)
-            if explained is error:
-                raise
-            raise explained from error
+            result = self._start(step, call, layout, ballot)
+        except Exception:
+            self._job.unsent()
+            raise
+        self._job.under_way()
         if step.kind == "train":
             self.state = result.state
         self._in_flight.append((step_after, result.nonfinite))
         self.seconds["compile" if first else "step"] += _now() - start
         return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed)
+
+    def _start(self, step: Step, call: Call, layout: Layout, ballot: np.ndarray | None) -> Any:
+        while len(self._in_flight) >= self._max_in_flight:
+            self._wait_for_oldest()
+        state = self._state_on(layout, keep=step.kind == "train")
+        if step not in self._compiled:
+            self._compiled[step] = compile_step(step, layout)
+        signals = None if ballot is None else self._placed(ballot, layout)
+        filler = self._filler(layout) if signals is None and not call.args and not call.named else None
+        try:
+            return self._compiled[step](state, mapped=(signals, call.args, call.named, filler))
+        except Exception as error:
+            explained = self._job.explained(error)
+            if explained is error:
+                raise
+            raise explained from error
 
     def _placed(self, ballot: np.ndarray, layout: Layout) -> jax.Array:
         """The ballot on the devices, where the first one votes; most of the time it is the one before again."""

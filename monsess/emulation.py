@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 _COUNT = "--xla_force_host_platform_device_count"
+_OPTION = "JAX_NUM_CPU_DEVICES"
 _PATIENCE = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 60,
     "--xla_cpu_collective_call_terminate_timeout_seconds": 300,
@@ -36,9 +37,12 @@ def environment(count: int, present: Mapping[str, str]) -> dict[str, str]:
         count: Number of devices, at least 1.
         present: The environment to which they are added; a thread pool that it sizes itself keeps its size.
     """
-    return {
+    found = {
         "XLA_FLAGS": flags(present.get("XLA_FLAGS", ""), count),
         "JAX_PLATFORMS": "cpu",
         # With fewer threads jax 0.10 dies in a rendezvous: the collectives of all devices have to meet.
         "PJRT_NPROC": present.get("PJRT_NPROC", str(max(16, 2 * count))),
     }
+    if _OPTION in present:
+        found[_OPTION] = "-1"  # JAX's default: it would count more than the flag
+    return found

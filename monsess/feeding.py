@@ -110,10 +110,20 @@ class Feeding:
         return move(item, layout)
 
     def ahead(self) -> int:
-        """How many batches surely follow the one that `next_batch` gave, at most `AHEAD`; without data that many."""
+        """How many batches surely follow the one that `next_batch` gave, at most `AHEAD`; without data that many.
+
+        Once a stop is on its way, those that are there have to do, since nobody may be left to read further ones.
+
+        Raises:
+            Exception: What a thread has reported.
+        """
         if self._input is None or self._job.process_count == 1:
             return AHEAD
-        return self._input.ahead(AHEAD, self._look_at_threads)
+        try:
+            return self._input.ahead(AHEAD, self._stops_wait)
+        except _ThreadStoppedError:
+            self._coord().raise_requested_exception()
+            raise
 
     def consumed(self) -> None:
         """The batch that `next_batch` gave was dispatched."""
@@ -137,10 +147,20 @@ class Feeding:
 
     def _look_at_threads(self) -> None:
         self._job.check()
-        if self._coord().should_stop():
+        coord, alone = self._coord(), self._job.process_count == 1
+        # With several processes a clean stop is a wish: a process that left for it here would leave alone.
+        if coord.should_stop() if alone else coord.requested_exception is not None:
             raise _ThreadStoppedError("A thread has stopped the session while it waited for the input.")
-        if self._job.agreement.stop == StopReason.PREEMPTED:
+        if alone and self._job.agreement.stop == StopReason.PREEMPTED:
             raise _ThreadStoppedError("The job was preempted while it waited for the input.")
+
+    def _stops_wait(self) -> bool:
+        """Whether the wait for the batches that follow is to end, as a stop is agreed on or goes with this dispatch."""
+        self._look_at_threads()
+        if self._coord().should_stop():
+            self._job.agreement.want_stop(StopReason("REQUESTED", by="a thread"))
+            return True
+        return self._job.agreement.stop is not None
 
 
 class _ThreadStoppedError(LeaveStepFn):

@@ -167,6 +167,8 @@ class SessionRunHook:
 
     #: With several processes a hook's stored state is the chief's and goes to all; True: each process has its own.
     per_process_state: bool = False
+    #: True: it does what all processes have to do, so that a job of several refuses it among ``chief_only_hooks``.
+    on_all_processes: bool = False
     #: Name under which the hook's state is stored; None: its class's, numbered where a class occurs more than once.
     state_key: str | None = None
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,19 +14,20 @@ import jax
 import numpy as np
 
 from monsess.agreement import Agreement
-from monsess.ballot import AHEAD, fingerprint_of
 from monsess.binding import Call
 from monsess.channel import Channel
 from monsess.errors import ClusterError, LeftAloneError, ProcessesDivergedError, ReplicasDifferError
+from monsess.handing_in import HandingIn
+from monsess.last_words import last_words
 from monsess.peers import Peers
+from monsess.programs import Programs
 from monsess.step import Step
 from monsess.together import ClusterAgreement
 
-_KEPT_SAVES = 8  # a second try of a final save asks for the same step again
+#: Of the time that a save may take: less than all of it, after which only that it is over would be known, and not why.
+_PART_OF_SAVE = 0.8
 #: What the errors of a collective say whose other side is gone: Gloo's are a bare ValueError.
 _OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "UNAVAILABLE", "ABORTED")
-#: Dispatches between two at which the processes wait for each other because another program follows.
-_MEET_EVERY = 50
 
 
 class Job:
@@ -92,7 +93,7 @@ class Job:
         return data
 
     def begin(self, batches: int) -> None:
-        """Tell how many batches, at most `AHEAD`, this process surely has before the first dispatch."""
+        """Tell what this process wishes before the first dispatch, and how many batches, at most `AHEAD`, it has."""
 
     def ballot(
         self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True
@@ -100,22 +101,37 @@ class Job:
         """What the next dispatch, which leads to ``step_after``, carries: int32 ``[slots]``; None alone."""
         return None
 
+    def unsent(self) -> None:
+        """The program of the newest ballot could not be dispatched: as if there had been no ballot."""
+
+    def under_way(self) -> None:
+        """The program of the newest ballot is on its way to the devices."""
+
     def sent(self, took_batch: bool, total: Any) -> None:
         """A program was dispatched."""
 
     def settle(self) -> None:
         """Hear the last wishes of all processes."""
 
-    def hand_in(self, step: int, value: Any) -> None:
-        """Give the chief a JSON-able value for its save of ``step``."""
+    def hand_in(self, step: int, value: Any, late: Callable[[], Any]) -> None:
+        """Give the chief, for its save of ``step``, a JSON-able value and what ``late`` returns, without waiting."""
 
-    def handed_in(self, step: int) -> list[Any] | None:
-        """The chief's writer thread: what all processes gave for the save of ``step``; None alone."""
-        return None
+    def handed_in(self, step: int, value: Any, late: Callable[[], Any]) -> list[Any]:
+        """The chief's writer thread: ``[value, late()]`` of each process for the save of ``step``, in their order."""
+        return [[value, late()]]
 
     def vouch(self) -> Callable[[], None]:
         """A function that the writer thread calls before a commit: raises unless all processes did the same so far."""
         return _nothing
+
+    def joint(self, what: str, counted: bool) -> contextlib.AbstractContextManager[float]:
+        """Around a call beside the steps that all processes make at the same point; gives how long to wait for them.
+
+        Args:
+            what: Its name.
+            counted: Whether the training thread makes it; other threads keep no order with the steps.
+        """
+        return contextlib.nullcontext(0.0)
 
     def leave(self, step: int) -> None:
         """The loop was left after ``step``; all processes have to leave it there."""
@@ -148,7 +164,7 @@ class ClusterJob(Job):
         max_wait_secs: How long the others wait for the chief's initialised or restored state.
         failure_secs: From any failure to the end of this process.
         stall_secs: How long a peer may keep the others waiting.
-        save_secs: How long the others wait for the chief's final commit.
+        save_secs: How long a save may take.
     """
 
     _numbers = itertools.count()
@@ -164,12 +180,10 @@ class ClusterJob(Job):
         self._together = ClusterAgreement(self.process_index, self.process_count, self._peers.wait_for)
         self.agreement = self._together
         self._questions = itertools.count()
-        self._saved_steps: deque[int] = deque()
-        self._fingerprint = 0
-        self._programs: dict[Any, int] = {}
+        self._handing_in = HandingIn(self._channel, _PART_OF_SAVE * self._save_secs)
+        self._programs = Programs()
         self._met = False
-        self._met_before = 0  # the newest dispatch before which all processes met
-        self._met_for: set[int] = set()  # the programs for which they did
+        self._meetings = 0
 
     @property
     def data_ended(self) -> bool:
@@ -178,12 +192,14 @@ class ClusterJob(Job):
 
     def start(self) -> None:
         """Begin to watch the others."""
-        self._peers.start()
+        together = self._together  # not self, which the watch would keep alive
+        self._peers.start(lambda: together.stop)
         _open_jobs.add(self)
 
     def check(self) -> None:
         """Raise what is known about the others, if anything."""
         self._peers.check()
+        self._handing_in.check()
 
     def doing(self, what: str) -> None:
         """Note what this process does, for the others' messages."""
@@ -261,41 +277,32 @@ class ClusterJob(Job):
             self.wait_for(connected)
 
     def begin(self, batches: int) -> None:
-        """Exchange how many batches each process surely has."""
-        self._together.begin(self.gathered("batches at the start", min(batches, AHEAD)))
+        """Exchange what each process wishes, and how many batches it surely has."""
+        told = self.gathered("the first run", self._together.ballot(0, batches).tolist())
+        self._together.begin(np.sum(told, axis=0, dtype=np.int32))
 
     def ballot(self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True) -> np.ndarray:
         """What the next dispatch carries for this process."""
-        self._peers.check()
+        self.check()
         self._peers.progress.step = step_after
         self._peers.progress.doing = f"running {step.name}"
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((call.args, call.named)))
-        key = (step, shapes, with_hooks)
-        if key not in self._programs:
-            parts = (step.kind, step.name, step.engine, step.steps_per_run, shapes, with_hooks)
-            self._programs[key] = fingerprint_of(*parts)
-        before, self._fingerprint = self._fingerprint, self._programs[key]
         number = self._together.dispatched + 1
-        self._peers.dispatching(number, self._fingerprint)
-        long_ago = number >= self._met_before + _MEET_EVERY
-        if self._fingerprint not in self._met_for or (self._fingerprint != before and long_ago):
+        program = self._programs.choose(step, call, with_hooks)
+        self._peers.dispatching(number, program, self._programs.is_sure)
+        if self._programs.needs_meeting(number):
             self._meet_before(number)
-        return self._together.ballot(self._fingerprint, batches)
+        return self._together.ballot(program, batches)
 
     def _meet_before(self, number: int) -> None:
-        """Wait until all processes are about to run the same program as dispatch ``number``.
-
-        Collectives that do not match are no error: Gloo mixes them up, or aborts a process. So a program is met for
-        at its first run, and when it follows another one, but not more often than steps that alternate can bear. All
-        that agree so far meet at the same dispatches; one that runs something else there is found by the watch.
-        """
-        before, self._met_before = self._met_before, number
-        self._met_for.add(self._fingerprint)
-        what = f"program/{number}"
+        """Wait until all processes are about to run the same program as dispatch ``number``; see `Programs`."""
+        self._meetings += 1  # what is waited for at a dispatch may be one more program, after one that failed
+        own = f"{number} {self._programs.newest}"
         with self._waiting():
-            told = self._channel.gather(what, str(self._fingerprint), self._stall_secs, self.check)
+            told = self._channel.gather(f"program/{self._meetings}", own, self._stall_secs, self.check)
         if self.is_chief:
-            self._channel.forget(f"program/{before}")  # all have passed that one
+            self._channel.forget(f"program/{self._meetings - 1}")  # all have passed that one
+        if not self._programs.is_sure:
+            self._peers.all_met()
         differing = [index for index, one in enumerate(told) if one != told[self.process_index]]
         if differing:
             raise ProcessesDivergedError(
@@ -304,25 +311,36 @@ class ClusterJob(Job):
                 "be called by all processes, in the same order and with batches of the same shape."
             )
 
+    def unsent(self) -> None:
+        """The program of the newest ballot could not be dispatched: as if there had been no ballot.
+
+        Where that happened on all processes alike, and is caught there, they go on with another program.
+        """
+        self._peers.take_back()
+        self._together.unsent()
+        self._programs.take_back()
+
+    def under_way(self) -> None:
+        """The program of the newest ballot is on its way to the devices."""
+        if self._programs.started():
+            self._peers.under_way()
+
     def sent(self, took_batch: bool, total: Any) -> None:
         """A program was dispatched: act on what was agreed earlier."""
-        self._together.sent(self._fingerprint, took_batch, total)
+        self._together.sent(self._programs.newest, took_batch, total)
 
     def settle(self) -> None:
         """Hear the last wishes of all processes."""
         self._together.settle()
 
-    def hand_in(self, step: int, value: Any) -> None:
-        """Give the chief a value for its save of ``step``."""
-        self._channel.post(f"save/{step}/{self.process_index}", json.dumps(value))
+    def hand_in(self, step: int, value: Any, late: Callable[[], Any]) -> None:
+        """Give the chief what its save of ``step`` needs."""
+        if not self.is_chief:
+            self._handing_in.give(step, value, late)
 
-    def handed_in(self, step: int) -> list[Any]:
+    def handed_in(self, step: int, value: Any, late: Callable[[], Any]) -> list[Any]:
         """What all processes gave for the save of ``step``."""
-        found = self._channel.collect(f"save/{step}", self._save_secs, self._peers.check)
-        self._saved_steps.append(step)
-        if len(self._saved_steps) > _KEPT_SAVES:
-            self._channel.forget(f"save/{self._saved_steps.popleft()}")
-        return [json.loads(one) for one in found]
+        return self._handing_in.take(step, value, late, self._peers.check)
 
     def vouch(self) -> Callable[[], None]:
         """Before a commit: every program so far was the same on all processes, and all of them are there."""
@@ -334,30 +352,50 @@ class ClusterJob(Job):
 
         return confirm
 
+    @contextlib.contextmanager
+    def joint(self, what: str, counted: bool) -> Iterator[float]:
+        """Around a call that all processes make at the same point."""
+        if not counted:
+            yield self._limit
+            return
+        before = self._peers.progress.doing
+        self._peers.joint(what)
+        with self._waiting():
+            yield self._limit
+        self._peers.progress.doing = before
+
     def leave(self, step: int) -> None:
         """All processes have to leave the loop after the same step."""
-        self._peers.progress.doing = "leaving the loop"
+        self._peers.progress.doing, self._peers.progress.step = "leaving the loop", step
         dispatched = self._together.dispatched
         self._peers.progress.left = dispatched
         key = f"{next(self._questions)} the end of the loop"
         with self._waiting():
-            told = self._channel.gather(key, json.dumps([dispatched, step]), self._stall_secs, self.check)
+            own = json.dumps([dispatched, step, self._together.received])
+            told = self._channel.gather(key, own, self._stall_secs, self.check)
         ends = [json.loads(one) for one in told]
-        if any(one != ends[0] for one in ends):
-            steps = ", ".join(f"process {index}: step {at}" for index, (_, at) in enumerate(ends))
+        if any(one[:2] != ends[0][:2] for one in ends):
+            steps = ", ".join(f"process {index}: step {at}" for index, (_, at, _) in enumerate(ends))
             raise LeftAloneError(
                 f"The processes left the loop after different steps ({steps}). What ends the loop has to be the same "
                 "on all: ask with request_stop(), which all hear, instead of break. Nothing is saved at this end."
             )
+        self._together.hear_at_end([one[2] for one in ends])
         self._peers.meet_at_end()
 
     def part(self) -> None:
-        """Wait until the session has ended on all processes."""
+        """Wait until the session has ended on all processes, which may take their time to close from now on."""
         self._peers.progress.doing = "ending"
-        self._peers.progress.ended = self._together.dispatched
+        self._peers.progress.ended = dispatched = self._together.dispatched
         key = f"{next(self._questions)} the end of the session"
         with self._waiting():
-            self._channel.gather(key, "", self._stall_secs, self.check)
+            told = self._channel.gather(key, str(dispatched), self._stall_secs, self.check)
+        for index, other in enumerate(told):
+            if int(other) != dispatched:
+                raise self._peers.ended_differently(index, int(other))
+        self.check()
+        self.close()
+        last_words.parted()
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this process fails."""

@@ -7,20 +7,24 @@ it is stuck, in a collective whose other side is gone, the thread ends the proce
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import sys
 import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from monsess.channel import Channel
+from monsess.agreement import StopReason
+from monsess.channel import Channel, processes
 from monsess.errors import LeftAloneError, MonsessError, PeerFailedError, ProcessesDivergedError
+from monsess.joint import JointCall, Place, difference, position
+from monsess.last_words import those_who_left
 from monsess.launch.records import write_record
 from monsess.log import logger
+from monsess.progress import Progress
+from monsess.without_barrier import end_without_barrier
 
 _BEAT_SECS = 0.25
 #: After a collective has failed, a peer that tells nothing for so long is the one that is gone.
@@ -31,27 +35,6 @@ _RAISE_SECS = 2.0
 _LINGER_SECS = 3.0
 _PREEMPTION_SECS = 40.0
 _REMEMBERED = 64
-
-
-@dataclasses.dataclass
-class Progress:
-    """How far this process is; written by the training thread, told to the others.
-
-    Args:
-        dispatched: Programs dispatched so far.
-        step: Global step.
-        doing: In words, for people.
-        left: After how many programs the loop was left, or None; hooks may run eval steps after that.
-        ended: After how many programs, those of hooks included, the session came to its end, or None.
-        waits: Whether it only waits for the others.
-    """
-
-    dispatched: int = 0
-    step: int = 0
-    doing: str = "starting"
-    left: int | None = None
-    ended: int | None = None
-    waits: bool = False
 
 
 class Peers:
@@ -71,29 +54,63 @@ class Peers:
         self._trouble: MonsessError | None = None
         self._raised = threading.Event()
         self._closed = threading.Event()
-        self._programs: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self._programs: deque[tuple[int, int, bool]] = deque(maxlen=_REMEMBERED)  # number, program, whether it is sure
         self._ends_at: float | None = None
         self._suspicious = False  # a collective has failed: somebody is gone
-        self._dead = 0  # peers that were found to be dead, for whom nobody has to wait
+        self._unexplained: BaseException | None = None  # the newest error that nobody else is behind
+        self._dead: set[int] = set()  # peers that were found to be dead, for whom nobody has to wait
         self._give_up_at: float | None = None
         self._give_up_code = 0
+        self._stop: Callable[[], StopReason | None] = lambda: None
         self._training = threading.get_ident()
         self._beat = 0
         self._met_at_end = False
         self._beats: dict[int, tuple[int, float]] = {}  # of each peer: the newest beat, and when it was first seen
+        self._doubted: dict[int, int] = {}  # peers that seem to miss a call: the beat that first told so
         self._moved = time.monotonic()
         self._seen: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._watch, name="monsess-peers", daemon=True)
 
-    def start(self) -> None:
-        """Begin to watch; the others know of this process from now on, so that they can miss it."""
+    def start(self, stop: Callable[[], StopReason | None]) -> None:
+        """Begin to watch; the others know of this process from now on, so that they can miss it.
+
+        Args:
+            stop: Gives the stop that was agreed on, or None.
+        """
+        self._stop = stop
         self._tell()
         self._thread.start()
 
-    def dispatching(self, number: int, program: int) -> None:
-        """Note the program that is about to be dispatched."""
-        self._programs.append((number, program))
+    def dispatching(self, number: int, program: int, sure: bool) -> None:
+        """Note the program that is about to be dispatched.
+
+        Args:
+            number: How many there are with it.
+            program: Its fingerprint.
+            sure: Whether it surely will be: one that never was may fail while it is compiled, on all processes alike.
+        """
+        self._programs.append((number, program, sure))
         self.progress.dispatched = number
+
+    def joint(self, what: str) -> None:
+        """Note a call, beside programs, that all processes have to make at the same point."""
+        now = self.progress
+        now.doing = f"calling {what}"
+        now.joint = JointCall(now.joint.number + 1, now.position, what)
+
+    def all_met(self) -> None:
+        """All are about to dispatch this one; nobody has left before it, and it may still fail."""
+        self.progress.dispatched = self._programs[-1][0] - 1
+
+    def under_way(self) -> None:
+        """The newest program was dispatched."""
+        number, program, _ = self._programs.pop()
+        self._programs.append((number, program, True))
+        self.progress.dispatched = number
+
+    def take_back(self) -> None:
+        """The newest program was not dispatched after all."""
+        self.progress.dispatched = self._programs.pop()[0] - 1
 
     def check(self) -> None:
         """Raise what is known about the others, if anything.
@@ -128,11 +145,14 @@ class Peers:
 
     def blame(self, error: BaseException) -> BaseException:
         """Who is behind an error of a collective: waits a moment for what the others tell, or stop telling."""
+        patience = 0.0 if error is self._unexplained else min(_SILENT_SECS + 2.0, self._failure_secs / 2)
         self._suspicious = True
-        deadline = time.monotonic() + min(_SILENT_SECS + 2.0, self._failure_secs / 2)
+        deadline = time.monotonic() + patience
         while time.monotonic() < deadline and self._trouble is None and not self._closed.is_set():
             time.sleep(0.05)
         if self._trouble is None:
+            self._suspicious = False  # everybody is still there
+            self._unexplained = error
             return error
         if threading.get_ident() == self._training:
             self._raised.set()
@@ -140,17 +160,26 @@ class Peers:
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this process fails, and see to it that it ends in time."""
+        self._raised.set()  # even where the watch knows: the training thread has it in hand, and hooks are told
+        end_without_barrier.arm(self, error)
+        write_record(error)
         if self._ends_at is not None:
             return
         self._ends_at = time.monotonic() + 0.8 * self._failure_secs
-        self._raised.set()
-        _end_without_barrier.arm(self, error)
-        write_record(error)
         if isinstance(error, PeerFailedError):
-            return  # the culprit has told itself, or cannot
+            return  # the culprit has told itself, or somebody else has told of it
         text = "".join(traceback.format_exception(error))
-        record = {"process": self._channel.index, "step": self.progress.step, "error": _shown(error), "text": text}
-        self._try(lambda: self._channel.post(f"failed/{self._channel.index}", json.dumps(record)))
+        self._post_failure({"process": self._channel.index, "step": self.progress.step, "error": _shown(error)}, text)
+
+    def _post_failure(self, record: dict[str, Any], text: str | None) -> None:
+        """Tell of a failure of this process, or, without the ``text`` of a traceback, that another one is dead."""
+        key = f"failed/{record['process']}" + ("" if text is not None else f" silent for {self._channel.index}")
+
+        def post() -> None:
+            known = len(self._channel.under("failed"))  # whoever knows of another failure was not the first
+            self._channel.post(key, json.dumps({**record, "text": text, "order": [known, time.time()]}))
+
+        self._try(post)
 
     def end_soon(self, code: int) -> None:
         """A signal asks all processes for a clean end: end this one with ``code`` if there is no common step in time.
@@ -173,7 +202,7 @@ class Peers:
         while self._channel.index == 0 and time.monotonic() < deadline:
             gone: dict[str, str] = {}
             self._try(lambda: gone.update(self._channel.under("gone")))  # noqa: B023
-            if len(gone) + self._dead >= self._channel.count:
+            if len(self._dead.union(map(int, gone))) >= self._channel.count:
                 return
             time.sleep(0.05)
 
@@ -199,23 +228,15 @@ class Peers:
             if found is not None and self._trouble is None and self._ends_at is None:
                 self._trouble = found
                 self._ends_at = time.monotonic() + 0.8 * self._failure_secs
-                _end_without_barrier.arm(self, found)
+                end_without_barrier.arm(self, found)
             self._end_if_due()
 
     def _end_if_due(self) -> None:
         """End the process where the training thread does not."""
         now = time.monotonic()
-        if self._give_up_at is not None and now > self._give_up_at and self._ends_at is None:
-            logger.error(
-                "process %d ends itself: the processes came to no common step within %g s of the signal (%s); the "
-                "newest checkpoint is the last periodic one\n%s",
-                self._channel.index,
-                _PREEMPTION_SECS,
-                self.progress.doing,
-                self._where(),
-            )
-            _end_without_barrier.arm(self, SystemExit(self._give_up_code))
-            _end_without_barrier()
+        give_up_at = self._give_up_at  # the training thread may take it back at any moment
+        if give_up_at is not None and now > give_up_at and self._ends_at is None and not self._met_at_end:
+            self._give_up()
         if self._ends_at is None:
             return
         stuck = not self._raised.is_set() and now > self._ends_at - 0.8 * self._failure_secs + _RAISE_SECS
@@ -225,7 +246,26 @@ class Peers:
                 sys.stderr.write(f"{type(self._trouble).__module__}.{type(self._trouble).__name__}: {self._trouble}\n")
                 logger.error("process %d ends itself: %s\n%s", self._channel.index, where, self._where())
                 write_record(self._trouble)
-            _end_without_barrier()
+            end_without_barrier()
+
+    def _give_up(self) -> None:
+        """End the process, which a signal asks for, unless all have reached an end that counts more than the signal."""
+        if len(self._seen) == self._channel.count and all(one[8] for one in self._seen.values()):
+            return
+        stop = self._stop()
+        logger.error(
+            "process %d ends itself: %s within %g s of the signal (%s); the newest checkpoint is the last periodic "
+            "one\n%s",
+            self._channel.index,
+            "the processes came to no common step"
+            if stop is None
+            else f"the processes were to stop at step {self.progress.step} ({stop}), but did not all leave the loop",
+            _PREEMPTION_SECS,
+            self.progress.doing,
+            self._where(),
+        )
+        end_without_barrier.arm(self, SystemExit(self._give_up_code))
+        end_without_barrier()
 
     def _where(self) -> str:
         """What the training thread is in the middle of."""
@@ -237,20 +277,25 @@ class Peers:
         self._beat += 1
         now = self.progress
         code = 0 if self._give_up_at is None else self._give_up_code
-        programs = list(self._programs)
-        self._channel.post(
-            f"status/{self._channel.index}",
-            json.dumps(
-                [self._beat, now.dispatched, now.step, now.doing, now.left, programs[-8:], now.waits, now.ended, code]
-            ),
-        )
+        programs = list(self._programs)[-8:]
+        stop = self._stop()
+        outranked = stop is not None and stop.outranks(StopReason.PREEMPTED)
+        status = [now.dispatched, now.step, now.doing, now.left, programs, now.waits, now.ended, code, outranked]
+        status.append(now.joint)  # read last: whoever has passed a call tells of it
+        self._channel.post(f"status/{self._channel.index}", json.dumps([self._beat, *status]))
 
     def _look(self) -> MonsessError | None:
-        failed = self._channel.under("failed")
+        failed = [json.loads(value) for value in self._channel.under("failed").values()]
         if failed:
-            return _failure(min((json.loads(value) for value in failed.values()), key=lambda r: r["process"]))
+            self._dead.update(record["process"] for record in failed if record["text"] is None)
+            return _failure(min(failed, key=lambda record: record["order"]))
         now = time.monotonic()
         status = {int(index): json.loads(value) for index, value in self._channel.under("status").items()}
+        if len(status) < self._channel.count:
+            for index, why in those_who_left().items():
+                if index not in status:
+                    self._dead.add(index)
+                    return PeerFailedError(why)
         if any(one[1:] != self._seen.get(index) for index, one in status.items()):
             self._moved = now
             self._seen = {index: one[1:] for index, one in status.items()}
@@ -259,29 +304,46 @@ class Peers:
                 continue
             if self._beats.get(index, (None,))[0] != beat:
                 self._beats[index] = (beat, now)
-            if rest[-1]:
-                self.end_soon(rest[-1])
+            if rest[7]:
+                self.end_soon(rest[7])
             found = self._compare(index, *rest[:5]) or self._compare_endings(index, rest[0], rest[6])
+            found = found or self._compare_calls(index, beat, rest)
             if found is not None:
                 return found
-            silent = now - self._beats[index][1]
-            if silent > (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
-                self._dead += 1
-                return PeerFailedError(
-                    f"Process {index} has been silent for {silent:.0f} s; it was at step {rest[1]} ({rest[2]}). It was "
-                    "killed, or its machine is gone or stopped. All processes end; start the job again."
-                )
-        if now - self._moved > self._stall_secs:
-            # Who only waits is not the cause, however little it has dispatched.
-            behind = min(status.items(), key=lambda item: (item[1][6], item[1][1]))
-            return PeerFailedError(
-                f"No process has made any progress for {self._stall_secs:g} s (stall_timeout_secs). Process "
-                f"{behind[0]} is furthest behind: step {behind[1][2]}, {behind[1][3]}."
-            )
-        return None
+        return self._look_for_silence(status, now) or self._look_for_a_stall(status, now)
+
+    def _look_for_silence(self, status: dict[int, list[Any]], now: float) -> MonsessError | None:
+        if not self._beats:
+            return None
+        index, (_, heard) = min(self._beats.items(), key=lambda item: item[1][1])
+        silent = now - heard
+        if silent <= (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
+            return None
+        _, _, step, doing, *_ = status[index]
+        text = (
+            f"Process {index} has been silent for {silent:.0f} s; it was at step {step} ({doing}). It was killed, or "
+            "its machine is gone or stopped. All processes end; start the job again."
+        )
+        self._dead.add(index)
+        self._post_failure({"process": index, "step": step, "error": text}, None)
+        return PeerFailedError(text)
+
+    def _look_for_a_stall(self, status: dict[int, list[Any]], now: float) -> MonsessError | None:
+        if now - self._moved <= self._stall_secs:
+            return None
+        # Who only waits is not the cause, however little it has dispatched.
+        behind, (_, _, step, doing, _, _, waits, *_) = min(status.items(), key=lambda item: (item[1][6], item[1][1]))
+        missing = [index for index in range(self._channel.count) if index not in status]
+        if missing and waits:
+            return None  # all wait for one that has not come yet, and that wait has a limit of its own
+        late = f" {processes(missing).capitalize()} did not come so far." if missing else ""
+        return PeerFailedError(
+            f"No process has made any progress for {self._stall_secs:g} s (stall_timeout_secs). Process {behind} is "
+            f"furthest behind: step {step}, {doing}.{late}"
+        )
 
     def _compare(
-        self, index: int, dispatched: int, step: int, doing: str, left: int | None, programs: list[list[int]]
+        self, index: int, dispatched: int, step: int, doing: str, left: int | None, programs: list[list[Any]]
     ) -> MonsessError | None:
         own = self.progress
         if _went_on(own.left, left, dispatched) or _went_on(left, own.left, own.dispatched):
@@ -293,9 +355,10 @@ class Peers:
                 "ends the loop has to be the same on all processes: ask with request_stop(), which all hear, instead "
                 "of break. Nothing is saved at this end."
             )
-        mine = dict(self._programs)
-        for number, program in programs:
-            if number in mine and mine[number] != program:
+        mine = {number: (program, sure) for number, program, sure in self._programs}
+        for number, theirs, surely in programs:
+            program, sure = mine.get(number, (theirs, True))
+            if program != theirs and (sure or surely):  # else they meet, or it fails and both try another one
                 return ProcessesDivergedError(
                     f"The processes run different programs: at dispatch {number} process {index} did not do what "
                     f"process {self._channel.index} did. Every train step, eval step and run_without_hooks has to be "
@@ -307,9 +370,25 @@ class Peers:
         own = self.progress
         if not (_went_on(own.ended, ended, dispatched) or _went_on(ended, own.ended, own.dispatched)):
             return None
+        return self.ended_differently(index, dispatched)
+
+    def _compare_calls(self, index: int, beat: int, status: list[Any]) -> MonsessError | None:
+        dispatched, _, doing, left, _, _, ended, _, _, (number, at, what) = status
+        own_at = self.progress.position  # before the call is read, as in what the other tells
+        own = Place(own_at, self.progress.joint, f"process {self._channel.index} ({self.progress.doing})")
+        call = JointCall(number, (at[0], at[1]), what)
+        found = difference(own, Place(position(dispatched, left, ended), call, f"process {index} ({doing})"))
+        if found is None:
+            self._doubted.pop(index, None)
+            return None
+        # Only what it tells again: the first may be from before a program that it has taken back since.
+        return None if self._doubted.setdefault(index, beat) == beat else ProcessesDivergedError(found)
+
+    def ended_differently(self, index: int, dispatched: int) -> ProcessesDivergedError:
+        """The error where process ``index`` has run another number of programs at the end."""
         return ProcessesDivergedError(
-            f"At the end of the session process {self._channel.index} has run {own.dispatched} programs and process "
-            f"{index} {dispatched}. An eval step that a hook runs in `end` has to be run by all processes."
+            f"At the end of the session process {self._channel.index} has run {self.progress.dispatched} programs and "
+            f"process {index} {dispatched}. An eval step that a hook runs in `end` has to be run by all processes."
         )
 
     def _try(self, call: Any) -> None:
@@ -319,48 +398,14 @@ class Peers:
             logger.debug("the coordination service does not answer: %s", error)
 
 
-class _EndWithoutBarrier:
-    """Ends the process at its exit with `os._exit`: JAX's own exit waits for all processes, which will not come."""
-
-    def __init__(self) -> None:
-        self._peers: Peers | None = None
-        self._code = 1
-        self._once = threading.Lock()
-
-    def arm(self, peers: Peers, error: BaseException) -> None:
-        """From now on this process ends that way."""
-        if self._peers is None:
-            import atexit
-
-            self._peers = peers
-            atexit.register(self)
-        if isinstance(error, SystemExit):
-            self._code = error.code if isinstance(error.code, int) else 1
-        elif isinstance(error, KeyboardInterrupt):
-            self._code = 130
-
-    def __call__(self) -> None:
-        if not self._once.acquire(blocking=False):
-            return
-        assert self._peers is not None
-        self._peers.say_goodbye()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except Exception:
-                pass
-        os._exit(self._code or 1)
-
-
-_end_without_barrier = _EndWithoutBarrier()
-
-
 def _went_on(left: int | None, others_left: int | None, others_dispatched: int) -> bool:
     """Whether another process ran more programs before it left the loop, if it has, than one that has."""
     return left is not None and left < (others_dispatched if others_left is None else others_left)
 
 
 def _failure(record: dict[str, Any]) -> PeerFailedError:
+    if record["text"] is None:
+        return PeerFailedError(record["error"])
     error = PeerFailedError(
         f"Process {record['process']} failed at step {record['step']}: {record['error']} All processes end; its own "
         "log has more."

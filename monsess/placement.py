@@ -80,46 +80,72 @@ def _to_host(leaf: jax.Array) -> np.ndarray[Any, Any]:
 
 
 class ReplicaCheck:
-    """Compares a bit-hash of the state between the local devices."""
+    """Compares a bit-hash of the state between the devices of all processes; no collective is involved.
 
-    def __init__(self) -> None:
+    Args:
+        process_count: How many processes there are.
+        wait_for: Waits for a value of the device.
+    """
+
+    def __init__(self, process_count: int, wait_for: Callable[[Any], None]) -> None:
+        self._alone = process_count == 1
+        self._wait_for = wait_for
         self._compiled: dict[Layout, Callable[[Any], jax.Array]] = {}
 
     def dispatch(self, state: Any, layout: Layout) -> jax.Array | None:
-        """Start hashing.
+        """Start hashing on the local devices.
 
         Args:
             state: The replicated state.
             layout: The devices that it lies on.
 
         Returns:
-            ``[local devices, leaves]`` uint32 on its way, or None with one device, where there is nothing to compare.
+            ``[local devices, leaves]`` uint32 on its way, or None with one device in all, where there is nothing to
+            compare.
         """
-        if layout.device_count == 1:
+        if self._alone and layout.device_count == 1:
             return None
         if layout not in self._compiled:
             self._compiled[layout] = _hash_on_each_device(layout)
         return self._compiled[layout](jax.tree.leaves(to_local(state, layout)))
 
+    def told(self, hashes: jax.Array | None) -> list[str] | None:
+        """What a process tells the others of its devices, JSON-able; waits for the hashes."""
+        if hashes is None:
+            return None
+        self._wait_for(hashes)
+        texts = [row.astype("<u4").tobytes().hex() for row in np.asarray(hashes)]
+        return texts if self._alone or len(set(texts)) > 1 else texts[:1]
+
     @staticmethod
-    def check(hashes: jax.Array | None, names: list[str], step: int) -> None:
-        """Raise if the devices' hashes differ; waits for them.
+    def check(told: list[list[str] | None], names: list[str], step: int) -> None:
+        """Raise if some devices' hashes differ.
+
+        Args:
+            told: By each process; None by one that does not compare.
+            names: Of the leaves.
+            step: The global step of the state.
 
         Raises:
             ReplicasDifferError: Naming the differing leaves.
         """
-        if hashes is None:
+        texts = [(index, text) for index, of_one in enumerate(told) for text in of_one or []]
+        odd = sorted({index for index, text in texts if text != texts[0][1]})
+        if not odd:
             return
-        rows = np.asarray(hashes)
+        rows = np.array([np.frombuffer(bytes.fromhex(text), "<u4") for _, text in texts])
         differing = [name for name, column in zip(names, rows.T, strict=True) if (column != column[0]).any()]
-        if differing:
-            shown = ", ".join(differing[:8]) + (f" and {len(differing) - 8} more" if len(differing) > 8 else "")
-            raise ReplicasDifferError(
-                f"After step {step} the {rows.shape[0]} local devices hold different values in: {shown}. Most often "
-                'the gradients were not averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that '
-                "differs on purpose is made inside the step by monsess.per_device_key, and not stored. "
-                "check_replicas=False turns this check off."
-            )
+        shown = ", ".join(differing[:8]) + (f" and {len(differing) - 8} more" if len(differing) > 8 else "")
+        who = f"{len(rows)} local devices"
+        if len(told) > 1:
+            listed = ", ".join(map(str, odd[:8])) + (" and others" if len(odd) > 8 else "")
+            unlike = f"process {listed} unlike the first device of process {texts[0][0]}"
+            who = f"devices of the {len(told)} processes ({unlike})"
+        raise ReplicasDifferError(
+            f"After step {step} the {who} hold different values in: {shown}. Most often the gradients were not "
+            'averaged: add grads = jax.lax.pmean(grads, "data") to the step. A key that differs on purpose is made '
+            "inside the step by monsess.per_device_key, and not stored. check_replicas=False turns this check off."
+        )
 
 
 def first_device_hash(state: Any) -> np.ndarray[Any, Any]:

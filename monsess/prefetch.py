@@ -138,28 +138,32 @@ class Prefetcher:
                     return self._entries[0]
                 if self._stopped:
                     return None
-                if self._finished:
-                    raise MonsessError("The thread that reads the training input died without a result.")
+                self._require_alive()
             if check is not None:
                 check()
 
-    def ahead(self, count: int, check: Callable[[], None] | None = None) -> list[Entry]:
+    def ahead(self, count: int, check: Callable[[], bool] | None = None) -> list[Entry]:
         """Wait for the first ``count`` outcomes, fewer if the source ends or fails before; none if it was stopped.
 
         Args:
             count: At most the ``size`` of the prefetcher.
-            check: As in `wait`.
+            check: As in `wait`; once it returns True, what is there has to do.
         """
+        enough = False
         while True:
             with self._changed:
                 if self._stopped:
                     return []
-                over = self._finished or (self._entries and self._entries[-1].item is None)
-                if over or len(self._entries) >= count:
+                over = self._entries and self._entries[-1].item is None
+                if over or enough or len(self._entries) >= count:
                     return list(self._entries)[:count]
+                self._require_alive()
                 self._changed.wait(None if check is None else _CHECK_SECONDS)
-            if check is not None:
-                check()
+            enough = check is not None and check()
+
+    def _require_alive(self) -> None:
+        if self._finished:
+            raise MonsessError("The thread that reads the training input died without a result.")
 
     def pop(self) -> None:
         """Drop the first outcome, so that there is room for another one."""

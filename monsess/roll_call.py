@@ -32,6 +32,8 @@ _LOOK_SECS = 0.2
 _FIRST_PAUSE_SECS = 0.02
 _LONGEST_PAUSE_SECS = 0.5
 _REOPEN_SECS = 5.0
+_ANSWER_SECS = 2.0
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 _LONGEST_LINE = 4096
 
 
@@ -56,15 +58,27 @@ def bind_address(coordinator: str) -> tuple[str, int]:
     """Where process 0 listens: on loopback only if its address is there, else on all interfaces (an empty host).
 
     ``JAX_COORDINATOR_BIND_ADDRESS`` wins, as it does for JAX.
+
+    Raises:
+        ClusterError: That variable is something else than ``host:port``.
     """
-    host, port = split_address(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator))
+    bound = os.environ.get(_BIND_ADDRESS) or None
+    try:
+        host, port = split_address(coordinator if bound is None else bound)
+    except ValueError as error:
+        if bound is None:
+            raise
+        raise ClusterError(
+            f"The environment variable {_BIND_ADDRESS}, which says where process 0 listens: {error} Unset it, or name "
+            f"an address of this machine, with the port of {coordinator}."
+        ) from error
     if host == "localhost":
         return "127.0.0.1", port
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return "", port
-    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ and not address.is_unspecified:
+    if bound is not None and not address.is_unspecified:
         return host, port
     return (host if address.is_loopback else ""), port
 
@@ -92,6 +106,7 @@ class _Host:
         self._others = range(1, expected.count)
         self._here: dict[int, _Caller] = {}
         self._refused: list[str] = []
+        self._leaving: str | None = None  # who does not wait any longer
         self._selector = selectors.DefaultSelector()
         self._told = 0.0
 
@@ -102,7 +117,7 @@ class _Host:
             listener = self._listen()
             self._selector.register(listener, selectors.EVENT_READ)
             while missing := self._missing():
-                if not self._waiting.left_secs:
+                if not self._waiting.left_secs or self._leaving is not None:
                     raise self._give_up(missing)
                 for key, _ in self._selector.select(min(_LOOK_SECS, self._waiting.left_secs)):
                     if key.fileobj is listener:
@@ -154,19 +169,23 @@ class _Host:
             return
         except OSError:
             received = b""
-        caller.received += received
-        if not received:
-            self._drop(caller)
-        elif caller.index is None and b"\n" in caller.received:
-            self._meet(caller)
-        elif len(caller.received) > _LONGEST_LINE:
-            self._drop(caller)
-
-    def _meet(self, caller: _Caller) -> None:
-        hello = _message(caller.received.partition(b"\n")[0])
-        if "process" not in hello:  # somebody who looked at the port, or no process of monsess
+        *lines, caller.received = (caller.received + received).split(b"\n")
+        if not received or len(caller.received) > _LONGEST_LINE:
             self._drop(caller)
             return
+        for line in lines:
+            if caller.index is not None:
+                if "leaving" in _message(line):
+                    self._leaving = f"process {caller.index}"
+            elif not self._meet(caller, line):
+                return
+
+    def _meet(self, caller: _Caller, line: bytes) -> bool:
+        """Hear who somebody is; False if it does not belong here, and is gone."""
+        hello = _message(line)
+        if "process" not in hello:  # somebody who looked at the port, or no process of monsess
+            self._drop(caller)
+            return False
         caller.who = f"process {hello['process']} from {hello.get('host')} (pid {hello.get('pid')})"
         own = self._expected
         if hello.get("launch") == own.launch and _newer(hello.get("attempt"), own.attempt):
@@ -179,11 +198,12 @@ class _Host:
         if why is None:
             caller.index = hello["process"]
             self._here[hello["process"]] = caller
-            return
+            return True
         self._refused.append(f"{caller.who}: {why}")
         logger.warning("%s refused %s: %s", own.who, caller.who, why)
         _send(caller.socket, {"refused": why})
         self._drop(caller)
+        return False
 
     def _objection(self, hello: dict[str, Any]) -> str | None:
         own, index = self._expected, hello["process"]
@@ -216,7 +236,9 @@ class _Host:
         return f"; refused: {'; '.join(self._refused[-3:])}" if self._refused else ""
 
     def _give_up(self, missing: list[int]) -> ClusterError:
-        error = _nobody_came(self._expected, self._waiting, missing, self._remarks())
+        early = self._leaving is not None and self._waiting.left_secs > _TELL_SECS
+        remarks = self._remarks() + (f"; {self._leaving}, which began earlier, has given up" if early else "")
+        error = _nobody_came(self._expected, self._waiting, missing, remarks)
         self._tell({"late": missing})
         return error
 
@@ -255,19 +277,20 @@ class _Guest:
 
     def _connect(self) -> socket.socket | None:
         address = self._expected.coordinator
+        connection = None
         try:
             limit = min(_CONNECT_SECS, max(0.1, self._waiting.left_secs))
             connection = socket.create_connection((self._host, self._port), timeout=limit)
+            # A port that nobody listens on yet may be lent to this very connection, which then talks to itself.
+            if connection.getsockname() != connection.getpeername():  # an error if it is gone again
+                return connection
         except socket.gaierror:
             self._why = f"the name in {address} is not known here"
         except ConnectionRefusedError:
             self._why = f"nothing listens at {address} yet"
         except OSError as error:
             self._why = f"{address} cannot be reached ({error})"
-        else:
-            # A port that nobody listens on yet may be lent to this very connection, which then talks to itself.
-            if connection.getsockname() != connection.getpeername():
-                return connection
+        if connection is not None:
             connection.close()
         return None
 
@@ -285,8 +308,19 @@ class _Guest:
             return False
         missing: list[int] | None = None
         heard = time.monotonic()
+        leaving: float | None = None
         for message in self._messages(connection):
             if message is None:
+                if leaving is not None and time.monotonic() - leaving > _ANSWER_SECS:
+                    break
+                if not self._waiting.left_secs:
+                    if missing is None:
+                        break
+                    if leaving is None:
+                        # Process 0 may have begun later: it ends with this one, and tells all for whom they waited.
+                        leaving = time.monotonic()
+                        _send(connection, {"leaving": missing})
+                    continue
                 silent = time.monotonic() - heard
                 whom = own.processes(missing) if missing else "process 0"
                 self._waiting.say(whom + (f"; process 0 has been silent for {silent:.0f} s" * (silent > _SILENT_SECS)))
@@ -309,9 +343,9 @@ class _Guest:
 
     def _messages(self, connection: socket.socket) -> Iterator[dict[str, Any] | None]:
         """The messages of process 0, and None whenever there was none for a moment."""
-        connection.settimeout(_LOOK_SECS)
         received = b""
-        while self._waiting.left_secs and len(received) <= 2**20:
+        while len(received) <= 2**20:
+            connection.settimeout(min(_LOOK_SECS, self._waiting.left_secs or _LOOK_SECS))
             try:
                 new = connection.recv(_LONGEST_LINE)
             except TimeoutError:

@@ -38,13 +38,19 @@ class HookRunner:
         hooks: Checked hooks (`monsess.hook.check_hooks`), in order.
         chief_only: Those among them that run on the chief alone.
         chief: Whether this process is the chief; on another one the chief's hooks only count for the names.
+        process_count: Of the job.
 
     Raises:
-        HookError: The same object twice.
+        HookError: The same object twice, or one that cannot run on the chief alone.
     """
 
-    def __init__(self, hooks: tuple[Any, ...], chief_only: tuple[Any, ...] = (), chief: bool = True) -> None:
+    def __init__(
+        self, hooks: tuple[Any, ...], chief_only: tuple[Any, ...] = (), chief: bool = True, process_count: int = 1
+    ) -> None:
         check_no_duplicates(hooks)
+        if process_count > 1:
+            _check_chief_only(chief_only)
+        self._alone = process_count == 1
         self._chief_only = {id(hook) for hook in chief_only}
         named = list(zip(hooks, _keys(hooks), strict=True))
         self._elsewhere = {key for hook, key in named if id(hook) in self._chief_only and not chief}
@@ -63,6 +69,18 @@ class HookRunner:
     def total_seconds(self) -> float:
         """Seconds spent in all hooks."""
         return sum(self.seconds.values())
+
+    def require_on_all(self, what: str) -> None:
+        """Refuse what all processes have to do to a hook that runs on the chief alone.
+
+        Args:
+            what: What is about to be done, as in "runs the step".
+
+        Raises:
+            HookError: Such a hook is running just now, in a job of several processes.
+        """
+        if self.on_chief is not None and not self._alone:
+            raise HookError(_refusal(self.on_chief, what))
 
     def begin(self) -> EndOfData | None:
         """Call ``begin`` in order; a hook whose ``begin`` was reached gets an ending.
@@ -117,6 +135,8 @@ class HookRunner:
                     f"{hook_name(hook)}.before_run: feed_dict must be a dict from argument of the step to value, "
                     f"found {type(wanted.feed_dict).__name__}."
                 )
+            if wanted.feed_dict and context._chief_only and not self._alone:
+                raise HookError(_refusal(key, "feeds the step"))
             requests[key] = wanted
         return requests
 
@@ -213,6 +233,23 @@ class HookRunner:
         finally:
             self.on_chief = outer
             self.seconds[key] += _now() - start
+
+
+def _refusal(hook: str, what: str) -> str:
+    """Why a hook among ``chief_only_hooks`` may not do ``what``, and what to do."""
+    return (
+        f"{hook} is among chief_only_hooks and {what}, which all processes have to do: the others would wait for ever, "
+        "or stop at another step. Pass the hook in hooks=, on all processes."
+    )
+
+
+def _check_chief_only(hooks: tuple[Any, ...]) -> None:
+    for hook in hooks:
+        if getattr(hook, "on_all_processes", False):
+            raise HookError(
+                f"{hook_name(hook)} is among chief_only_hooks, but does what all processes have to do. Pass it in "
+                "hooks=, on all processes."
+            )
 
 
 def _index(hooks: tuple[Any, ...], hook: Any) -> int:

@@ -16,7 +16,7 @@ from monsess.checkpoint.leaves import LeafTable, describe
 from monsess.checkpoint.ownership import Ownership
 from monsess.checkpoint.restore import Restored, find_restorable
 from monsess.checkpoint.saver import Saver, Snapshot
-from monsess.errors import MonsessError, NonFiniteStateError, SaveError, StorageError
+from monsess.errors import ClusterError, MonsessError, NonFiniteStateError, SaveError, StorageError
 from monsess.log import logger
 from monsess.placement import Snapshotter, on_first_device
 from monsess.reduction import path_name
@@ -45,7 +45,7 @@ class Saving:
     """The checkpoints of one session; does nothing where there is no directory.
 
     Args:
-        url: The checkpoint directory, or None.
+        url: The checkpoint directory, or None; that of the chief counts for all processes.
         storage_options: For fsspec.
         options: How to save and restore.
         keep: Which checkpoints to keep.
@@ -64,6 +64,8 @@ class Saving:
     ) -> None:
         self._chief = chief
         self.store = None if url is None else CheckpointStore(url, storage_options)
+        #: bool: whether there are checkpoints of this run, whichever process writes them.
+        self.saves = self.store is not None
         self.run_id = uuid.uuid4().hex[:12]
         self.attempt = uuid.uuid4().hex[:8]
         self._began = round(clock.wall(), 3)  # the lineage
@@ -82,6 +84,13 @@ class Saving:
         self._newer: list[int] = []  # steps after the one that was chosen to be restored
         self._taken: int | None = None  # the step of the newest snapshot that was handed over or restored
         self._committed: int | None = None  # the newest step known to be committed
+
+    @property
+    def place(self) -> str | None:
+        """Where the checkpoints are, for people; None if there are none."""
+        if self.store is not None:
+            return self.store.url
+        return "the checkpoint_dir of process 0" if self.saves else None
 
     @property
     def last_committed(self) -> int | None:
@@ -201,7 +210,7 @@ class Saving:
             final: The last save of the session.
         """
         step = session.global_step
-        if self.store is None or self._taken == step:
+        if not self.saves or self._taken == step:
             return
         if not self._chief:
             point()
@@ -232,7 +241,7 @@ class Saving:
             SaveError: The step did not become a checkpoint.
             NonFiniteStateError: The state must not become one.
         """
-        if self.store is None:
+        if not self.saves:
             return
         step = session.global_step
         self.save(session, point, final=True)
@@ -252,12 +261,21 @@ class Saving:
         self._committed = step
 
     def lineage(self) -> dict[str, Any]:
-        """Which run this is, for the other processes."""
-        return {"run_id": self.run_id, "began": self._began}
+        """Which run this is and whether it is saved, for the other processes."""
+        return {"run_id": self.run_id, "began": self._began, "saves": self.saves}
 
-    def join_lineage(self, run_id: str, began: float) -> None:
-        """On another process than the chief: be of its run."""
-        self.run_id, self._began = run_id, began
+    def join_lineage(self, lineage: dict[str, Any]) -> None:
+        """On another process than the chief: be of its run, and take part in its saves if it makes any.
+
+        Raises:
+            ClusterError: It makes none, and this process has a directory.
+        """
+        if self.store is not None and not lineage["saves"]:
+            raise ClusterError(
+                f"This process has checkpoint_dir={self.store.url}, and the chief, process 0, has none: it alone saves "
+                "and restores, so nothing would be saved. Pass checkpoint_dir= on process 0, or on no process."
+            )
+        self.run_id, self._began, self.saves = lineage["run_id"], lineage["began"], lineage["saves"]
 
     def settle(self, session: MonitoredSession) -> None:
         """Wait for saves in flight and tell of them: a recovery restores the newest, which may be on its way."""
@@ -319,8 +337,8 @@ def _told(listener: Any, method: str, session: MonitoredSession, step: int) -> A
 
 
 def leaf_names(state: Any) -> list[str]:
-    """The paths of a state's leaves, in flatten order."""
-    return [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    """The paths of a state's leaves, in flatten order; ``state`` where it is nothing but one leaf."""
+    return [path_name(path) if path else "state" for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
 
 
 def _versions() -> dict[str, str]:

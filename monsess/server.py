@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -25,8 +26,8 @@ _LOOK_SECS = 0.05
 _LEAST_JOIN_SECS = 30.0
 # Our own limit has to come first: JAX ends the process from native code.
 _AFTER_OURS_SECS = 600
-# JAX notices about a second after its own limit, and then takes a moment to end the process.
-_NOTICE_SECS = 2.0
+# JAX notices about a second after its own limit, and then takes a moment, longer under load, to end the process.
+_NOTICE_SECS = 3.0
 # A process that is through waits that long in JAX's exit for one that still works, before JAX ends both.
 _EXIT_WAIT_SECS = 2 * 60 * 60
 
@@ -53,7 +54,8 @@ class Server:
     chief: the task of job ``chief``, or else the first one by name of job and index.
 
     Afterwards an error, or a SIGTERM that nobody else handles, outside a session ends this process at once, rather than
-    in JAX's exit, which waits for the other processes; they notice within ``failure_timeout_secs``.
+    in JAX's exit, which waits for the other processes; they notice within ``failure_timeout_secs``, and at once where
+    they make a session. After a session that has ended well SIGTERM no longer takes the others along.
 
     Args:
         cluster: A `ClusterSpec` or what makes one; None looks at the environment. An empty one says that this process
@@ -190,20 +192,21 @@ def _join_once(job: Expected, start_secs: float, failure_secs: float) -> None:
     if jax.distributed.is_initialized():
         logger.info("%s: joined by jax.distributed.initialize already, with its limits", job.who)
         _check_count(job)
-        last_words.listen()
+        last_words.listen(failure_secs)
         last_words.keep_sigterm(sigterm)
+        last_words.joined()
         _membership.job = job
         return
     _refuse_late()
-    last_words.listen()
+    last_words.listen(failure_secs)
     begun = time.monotonic()
     try:
         waiting = Waiting(job.who, start_secs)
         if job.coordinator is not None:
             roll_call.hold_or_attend(job, waiting)
             waiting.limit_secs = max(start_secs, waiting.passed_secs + _LEAST_JOIN_SECS)
-        _join(job, waiting, failure_secs)
-        last_words.keep_sigterm(sigterm)
+        _join(job, waiting, failure_secs, sigterm)
+        last_words.joined()
         _check_count(job)
         _check_devices(job)
     except BaseException:
@@ -221,8 +224,11 @@ def _join_once(job: Expected, start_secs: float, failure_secs: float) -> None:
     )
 
 
-def _join(job: Expected, waiting: Waiting, failure_secs: float) -> None:
-    """Let JAX join, in a thread of its own: it blocks in native code, where neither a limit nor Ctrl-C reaches it."""
+def _join(job: Expected, waiting: Waiting, failure_secs: float, sigterm: Any) -> None:
+    """Let JAX join, in a thread of its own: it blocks in native code, where neither a limit nor Ctrl-C reaches it.
+
+    ``sigterm`` is the handler from before: JAX replaces it long before it is through with looking for its devices.
+    """
     arguments = {
         "num_processes": job.count,
         "process_id": job.index,
@@ -233,36 +239,42 @@ def _join(job: Expected, waiting: Waiting, failure_secs: float) -> None:
     if job.coordinator is None:
         arguments["cluster_detection_method"] = job.method
     else:
-        host, port = roll_call.bind_address(job.coordinator)
-        host = f"[{host or '::'}]" if ":" in host or not host else host
-        arguments |= {
-            "coordinator_address": job.coordinator,
-            "coordinator_bind_address": f"{host}:{port}",
-            "cluster_detection_method": "deactivate",
-        }
+        arguments |= {"coordinator_address": job.coordinator, "cluster_detection_method": "deactivate"}
+        if job.index == 0:
+            host, port = roll_call.bind_address(job.coordinator)
+            host = f"[{host or '::'}]" if ":" in host or not host else host
+            arguments["coordinator_bind_address"] = f"{host}:{port}"
     if job.source == "Kubernetes" and find_spec("kubernetes") is None:
         raise ClusterError("JAX joins the pods of a Kubernetes job through the package `kubernetes`: install jax[k8s].")
+    with contextlib.suppress(AttributeError):  # where there is no such option there is no such service
+        # It would take SIGTERM a moment before it can be given back. What it is for, a session does by itself.
+        jax.config.update("jax_enable_preemption_service", False)
     errors: list[BaseException] = []
-    ended = threading.Event()
+    initialized, ended = threading.Event(), threading.Event()
 
     def join() -> None:
         try:
             jax.distributed.initialize(**arguments)
+            initialized.set()
             jax.process_count()  # makes the devices known to all, which waits for all as well
         except BaseException as error:
             errors.append(error)
         ended.set()
 
     try:
+        last_words.keep_sigterm(sigterm)
         threading.Thread(target=join, name="monsess-join", daemon=True).start()
         whom = _the_others(job)
         while not ended.wait(min(_LOOK_SECS, waiting.left_secs)):
+            if initialized.is_set():
+                last_words.keep_sigterm(sigterm)  # which JAX has taken if it has that service without an option
             if not waiting.left_secs:
                 raise ClusterError(
                     f"{job.who[0].upper()}{job.who[1:]} waited {waiting.passed_secs:.0f} s (start_timeout_secs) for "
                     f"{whom} in vain. Look at the logs of the others for one that did not start or has died."
                 )
             waiting.say(whom)
+        last_words.keep_sigterm(sigterm)
         if errors:
             raise ClusterError(
                 f"{job.who[0].upper()}{job.who[1:]} ({job.source}) cannot join: {errors[0]}"

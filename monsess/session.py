@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, final
 
@@ -33,14 +34,7 @@ from monsess.checkpoint import CheckpointOptions, Retention
 from monsess.coordinator import Coordinator
 from monsess.data import Item
 from monsess.dispatch import Dispatcher, Outcome
-from monsess.errors import (
-    EndOfData,
-    FetchError,
-    HookError,
-    MonsessError,
-    SessionClosedError,
-    StepDefinitionError,
-)
+from monsess.errors import EndOfData, FetchError, MonsessError, SessionClosedError, StepDefinitionError
 from monsess.feeding import Feeding
 from monsess.fetches import Fetcher
 from monsess.hook import SessionRunContext
@@ -138,7 +132,6 @@ class MonitoredSession:
         self._agreement = job.agreement
         self._stopping = Stopping(self._agreement)
         self._scaffold = scaffold
-        self._hooks = HookRunner(hooks, chief_only_hooks, job.is_chief)
         self._no_hooks = HookRunner(())
         self._checkpoint_options = checkpoint
         self._remainder = remainder
@@ -146,15 +139,11 @@ class MonitoredSession:
         self._grace = stop_grace_period_secs
         self._allow_reinit = recovery.allow_reinit
         self._layout = Layout(jax.local_devices())
-        self._replicas = ReplicaCheck()
+        self._replicas = ReplicaCheck(job.process_count, job.wait_for)
         self._dispatcher = Dispatcher(self._layout, max_in_flight, job)
         self._fetcher = Fetcher()
         self._watches = Watches()
         self._coord = Coordinator(clean_stop_exception_types=())
-        self._saving = Saving(
-            checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress(), job.is_chief
-        )
-        self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord, job)
 
         self._global_step = 0
         self._steps_run = 0
@@ -182,19 +171,31 @@ class MonitoredSession:
         self._started = clock.monotonic()
         self._save_seconds = 0.0
 
-        job.start()
-        self._signals.install()
+        job.start()  # what goes wrong from here on, in this process only perhaps, the others hear of
         try:
+            self._hooks = HookRunner(hooks, chief_only_hooks, job.is_chief, job.process_count)
+            self._saving = Saving(
+                checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress(), job.is_chief
+            )
+            self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord, job)
+        except BaseException as error:
+            job.report(error)
+            job.close()
+            raise
+        try:
+            self._signals.install()
+            _open_sessions.add(self)
             self._stopping.at_end_of_data(self._hooks.begin())
             self._hook_states_at_begin = self._hooks.state_dicts()
             self._restarts.create()
             if self._stopping.reason is None:
                 self._saving.open_for_writing()
         except BaseException as error:
-            self._leave_with_error(error)
+            explained = self._leave_with_error(error)
+            if explained is not error:
+                raise explained from error
             raise
         self._phase = "open"
-        _open_sessions.add(self)
 
     # ---- running
 
@@ -313,21 +314,33 @@ class MonitoredSession:
         Args:
             reason: A sentence for people, or a `StopReason`.
             everywhere: The decision is the same on all processes by construction.
+
+        Raises:
+            HookError: ``everywhere=True`` from a chief-only hook of a job with several processes.
         """
         self._require_not_closed()
+        if everywhere:
+            self._require_on_all("calls request_stop(everywhere=True)")
         self._stopping.request(reason, everywhere)
 
     def request_save(self, everywhere: bool = False) -> None:
         """Ask for a checkpoint: after the current run and all its hooks, or now between two runs.
 
-        A step that is saved already is not saved again. Without a ``checkpoint_dir`` this does nothing.
+        With several processes, unless it is asked for ``everywhere``, it is made some runs later, on all at the same
+        step. A step that is saved already is not saved again. Without a ``checkpoint_dir`` this does nothing.
 
         Args:
             everywhere: The decision is the same on all processes by construction.
+
+        Raises:
+            HookError: ``everywhere=True`` from a chief-only hook of a job with several processes.
         """
         self._require_not_closed()
+        if everywhere:
+            self._require_on_all("calls request_save(everywhere=True)")
         self._agreement.want_save(everywhere)
-        if self._phase == "open" and not self._in_run and threading.get_ident() == self._thread:
+        at_once = everywhere or self.process_count == 1  # what others have wished for is due on all at the same point
+        if at_once and self._phase == "open" and not self._in_run and threading.get_ident() == self._thread:
             self._save_if_agreed()
 
     def compare_replicas(self) -> None:
@@ -337,11 +350,14 @@ class MonitoredSession:
 
         Raises:
             ReplicasDifferError: They differ; names the leaves.
+            HookError: A chief-only hook of a job with several processes calls it.
         """
         state, layout = self._dispatcher.state, self._dispatcher.state_layout
-        self._replicas.check(self._replicas.dispatch(state, layout), self._leaf_names, self._global_step)
-        what = f"the state of step {self._global_step}"
-        self._job.compare(what, self._leaf_names, lambda: first_device_hash(state))
+        with self._joint("compare_replicas"):
+            told = self._replicas.told(self._replicas.dispatch(state, layout))
+            self._replicas.check([told], self._leaf_names, self._global_step)
+            what = f"the state of step {self._global_step}"
+            self._job.compare(what, self._leaf_names, lambda: first_device_hash(state))
 
     def stop_at_step(self, last_step: int, by: str = "") -> None:
         """Stop as soon as ``global_step`` is ``last_step`` or more, at once if it is already.
@@ -349,7 +365,11 @@ class MonitoredSession:
         Args:
             last_step: Completed updates after which to stop. Of several limits the smallest counts.
             by: Who asks, for the log.
+
+        Raises:
+            HookError: A chief-only hook of a job with several processes calls it.
         """
+        self._require_on_all("calls stop_at_step")
         self._stopping.set_limit(last_step, by)
         self._stopping.look_at_limit(self._global_step)
 
@@ -500,8 +520,8 @@ class MonitoredSession:
         self._warn_of_lost_batches(step)
         self._global_step = step
         self._restored_from = None if restored is None else step
-        url = None if self._saving.store is None else self._saving.store.url
-        announce_start(self.run_id, self._restored_from, self._layout.device_count, self.process_count, url)
+        devices, place = self._layout.device_count, self._saving.place
+        announce_start(self.run_id, self._restored_from, devices, self.process_count, place)
         self._dispatcher.put_state(state, self._layout, step)
         self._leaf_names = leaf_names(self.state)
         self._job.compare("the state at the start", self._leaf_names, lambda: first_device_hash(state))
@@ -550,11 +570,7 @@ class MonitoredSession:
                 "run_without_hooks(step)."
             )
         self._require_whole(step)
-        if self.process_count > 1 and self._hooks.on_chief is not None:
-            raise HookError(
-                f"{self._hooks.on_chief} is among chief_only_hooks and runs {step.name}, which the other processes do "
-                "not: they would wait for one another for ever. Pass the hook in hooks=, on all processes."
-            )
+        self._hooks.require_on_all(f"runs {step.name}")
         self._in_run = True
         state, counted = self._dispatcher.state, self._global_step
         try:
@@ -592,9 +608,8 @@ class MonitoredSession:
         if not self._checked_first_step:
             self._checked_first_step = True
             self._ranked_values()
-            if self._check_replicas:
-                hashes = self._replicas.dispatch(self._dispatcher.state, self._dispatcher.state_layout)
-                self._replicas.check(hashes, self._leaf_names, self._global_step)
+            told = self._job.gathered("the state after the first step", self._replicas.told(self._hashes()))
+            self._replicas.check(told, self._leaf_names, self._global_step)
         self._stopping.look_at_limit(self._global_step)
 
     def _fetch(self, fetches: Any, who: str) -> Any:
@@ -628,24 +643,31 @@ class MonitoredSession:
     def _save_point(self) -> SavePoint:
         """Everything that a resumed run needs, as of this step."""
         step, state, names = self._global_step, self._dispatcher.state, self._leaf_names
-        hashes = self._replicas.dispatch(state, self._dispatcher.state_layout) if self._check_replicas else None
+        hashes = self._hashes()
         of_all, of_this = self._hooks.split(self._hooks.state_dicts())
         content: dict[str, Any] = {"hooks": of_all, "input": self._feeding.position()}
         content["hooks_of_each_process"] = [of_this] if of_this else []
-        self._job.hand_in(step, [content["input"], of_this])
+        own = [content["input"], of_this]
+        self._job.hand_in(step, own, lambda: self._replicas.told(hashes))
         vouch = self._job.vouch()
 
         def gate() -> None:
             self._watches.run_through(step)
-            self._replicas.check(hashes, names, step)
             vouch()
-            handed_in = self._job.handed_in(step)
-            if handed_in is not None:
-                positions = [position for position, _ in handed_in]
+            handed_in = self._job.handed_in(step, own, lambda: self._replicas.told(hashes))
+            self._replicas.check([told for _, told in handed_in], names, step)
+            if self.process_count > 1:
+                positions = [position for (position, _), _ in handed_in]
                 content["input"] = None if None in positions else positions
-                content["hooks_of_each_process"] = [states for _, states in handed_in] if of_this else []
+                content["hooks_of_each_process"] = [states for (_, states), _ in handed_in] if of_this else []
 
         return SavePoint(state, content, self._ranked_values(), gate)
+
+    def _hashes(self) -> Any:
+        """The bits of the newest state on each local device, on their way; None where they are not compared."""
+        if not self._check_replicas:
+            return None
+        return self._replicas.dispatch(self._dispatcher.state, self._dispatcher.state_layout)
 
     def _ranked_values(self) -> dict[str, Any]:
         """The newest values of the outputs that the retention ranks by; none before the first step."""
@@ -695,8 +717,7 @@ class MonitoredSession:
             self.close()  # exit code 0 promises that the final step is committed
             return False
         if self._phase == "open":
-            explained = self._job.explained(error) if isinstance(error, Exception) else error
-            self._leave_with_error(explained)
+            explained = self._leave_with_error(error)
             if explained is not error:
                 raise explained from error
         return False
@@ -725,11 +746,13 @@ class MonitoredSession:
             self._phase = "closing"
             self._job.doing("saving the final step")
             self._saving.finish(self, self._save_point)
-            if self._saving.store is not None:
+            if self._saving.saves:
                 self._saving.follow(self._job.decided("the final commit", lambda: self._saving.last_committed))
             self._save_seconds += clock.monotonic() - start
         except BaseException as error:
-            self._leave_with_error(error)
+            explained = self._leave_with_error(error)
+            if explained is not error:
+                raise explained from error
             raise
         try:
             try:
@@ -740,12 +763,15 @@ class MonitoredSession:
                 raise self._coord.requested_exception
             self._job.part()
         except BaseException as error:
-            self._job.report(error)
+            explained = self._explained(error)
+            self._job.report(explained)
+            if explained is not error:
+                raise explained from error
             raise
         finally:
             self._release()
         if self._on_preemption == "exit" and self._stopping.reason == StopReason.PREEMPTED:
-            raise SystemExit(EXIT_CODES[signal.Signals(self._agreement.signal)])
+            raise SystemExit(EXIT_CODES[signal.Signals(self._agreement.signal or signal.SIGTERM)])
 
     def _stop_threads(self, grace: float) -> None:
         reported = self._coord.requested_exception
@@ -756,9 +782,18 @@ class MonitoredSession:
             if error is not reported:
                 raise
 
-    def _leave_with_error(self, error: BaseException) -> None:
-        """The other end: hooks get on_error, saves in flight may finish, nothing new is saved."""
+    def _explained(self, error: BaseException) -> BaseException:
+        """What is behind an error, where it is that another process has failed."""
+        return self._job.explained(error) if isinstance(error, Exception) else error
+
+    def _leave_with_error(self, error: BaseException) -> BaseException:
+        """The other end: hooks get on_error, saves in flight may finish, nothing new is saved.
+
+        Returns:
+            What is behind the error, which the caller raises.
+        """
         self._phase = "closing"
+        error = self._explained(error)
         self._job.report(error)
         self._stopping.request(StopReason("ERROR", _shown(error)), everywhere=True)
         self._note_thread_error(error)
@@ -773,6 +808,7 @@ class MonitoredSession:
             logger.error("while the session was left for %s: %r", type(error).__name__, second)
         finally:
             self._release()
+        return error
 
     def _note_thread_error(self, error: BaseException) -> None:
         reported = self._coord.requested_exception
@@ -795,6 +831,16 @@ class MonitoredSession:
         if self._phase == "closed":
             raise SessionClosedError("The session is closed. Make a new MonitoredTrainingSession to go on.")
 
+    def _require_on_all(self, what: str) -> None:
+        """Refuse what all processes have to do to a chief-only hook."""
+        if threading.get_ident() == self._thread:  # another thread's wish is not the hook's
+            self._hooks.require_on_all(what)
+
+    def _joint(self, what: str) -> AbstractContextManager[float]:
+        """Around a call that all processes make at the same point; gives how long to wait for them."""
+        self._require_on_all(f"calls {what}")
+        return self._job.joint(what, counted=threading.get_ident() == self._thread)
+
     def _require_open(self, step: Any) -> None:
         self._require_not_closed()
         if not isinstance(step, Step):
@@ -809,6 +855,23 @@ class MonitoredSession:
 
 
 _open_sessions: weakref.WeakSet[MonitoredSession] = weakref.WeakSet()
+
+
+@contextmanager
+def joint_call(what: str) -> Iterator[float | None]:
+    """Around a call that all processes make at the same point, session or not.
+
+    Args:
+        what: Its name.
+
+    Yields:
+        How long to wait for the others, as the open sessions say, or None.
+
+    Raises:
+        HookError: A chief-only hook of a job with several processes makes it.
+    """
+    with ExitStack() as stack:
+        yield max((stack.enter_context(session._joint(what)) for session in list(_open_sessions)), default=None)
 
 
 @atexit.register

@@ -35,6 +35,7 @@ class ClusterAgreement(Agreement):
         self._wait_for = wait_for
         self._wish: StopReason | None = None
         self._wish_save = False
+        self._told_save = False  # whether the newest ballot carries that wish
         self._signal: int | None = None  # that this process has received
         self._pending: deque[tuple[int, int, int, Any]] = deque()  # number, fingerprint, batches consumed, the sum
         self._consumed = 0
@@ -42,10 +43,9 @@ class ClusterAgreement(Agreement):
         #: int: how many programs this process has dispatched.
         self.dispatched = 0
 
-    def begin(self, batches: list[int]) -> None:
-        """Take note of how many batches, at most `AHEAD`, each process surely has before the first dispatch."""
-        if min(batches) < AHEAD:
-            self._data_limit = min(batches)
+    def begin(self, total: np.ndarray) -> None:
+        """Draw the conclusions from the sum of all ballots of program 0, the one before the first dispatch."""
+        self._conclude(count(total, 0, self.process_count), 0)
 
     def want_stop(self, reason: StopReason, everywhere: bool = False) -> None:
         """Wish for a stop; see the class."""
@@ -79,8 +79,15 @@ class ClusterAgreement(Agreement):
         with self._lock:
             stop = None if self._wish is None else self._wish.name
             save, self._wish_save = self._wish_save, False
+            self._told_save = save
         interrupted = stop == "PREEMPTED" and self._signal == signal.SIGINT
         return Ballot(fingerprint, stop, save, batches, interrupted).encode(self.process_index)
+
+    def unsent(self) -> None:
+        """The program of the newest ballot was not dispatched: what it was to tell waits for the next one."""
+        with self._lock:
+            self._wish_save = self._wish_save or self._told_save
+            self._told_save = False
 
     def sent(self, fingerprint: int, took_batch: bool, total: Any) -> None:
         """A program was dispatched: read the sum of the one `LAG` dispatches before.
@@ -103,6 +110,19 @@ class ClusterAgreement(Agreement):
         """Read the sums of all dispatches, at the end: a last wish is heard, a last difference is found."""
         while self._pending:
             self._read()
+
+    @property
+    def received(self) -> int | None:
+        """The signal that this process wishes to be preempted by, or None."""
+        asked = self._wish is not None and self._wish.name == "PREEMPTED"
+        return self._signal or (signal.SIGTERM if asked else None)
+
+    def hear_at_end(self, received: list[int | None]) -> None:
+        """All have left the loop: take up the signals, one of each process or None, that no dispatch carried."""
+        who = [index for index, number in enumerate(received) if number is not None]
+        if who and self.stop is None:
+            by = "" if len(who) > 1 or who[0] == self.process_index else f"process {who[0]}"
+            self._preempted(signal.SIGINT if signal.SIGINT in received else signal.SIGTERM, by)
 
     def confirm(self, number: int) -> None:
         """Make sure that the processes did the same up to dispatch ``number``; from the thread that writes.

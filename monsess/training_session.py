@@ -73,7 +73,8 @@ def MonitoredTrainingSession(
         init_fn: ``() -> state``, any pytree of arrays and numbers; called only when nothing is restored.
         scaffold: A `Scaffold` instead of ``init_fn``.
         data: Iterable of batches for this process, leaves ``[local_batch, ...]``; consumed once, see `repeat`.
-        checkpoint_dir: Any fsspec URL or local path; None: nothing is saved.
+        checkpoint_dir: Any fsspec URL or local path; None: nothing is saved. With several processes that of process 0
+            counts, and the others may leave it out.
         storage_options: For fsspec: credentials and the like; never logged or stored.
         hooks: `SessionRunHook` objects, in the order in which they run after the default ones.
         chief_only_hooks: Hooks that run on the chief alone, before ``hooks``; they may not issue collectives.
@@ -89,7 +90,8 @@ def MonitoredTrainingSession(
         prefetch: Batches laid out ahead in the background; 2 by default, 0 for none.
         remainder: For a batch that the local devices do not divide: "error", "drop" or "pad".
         max_in_flight: Steps that may be dispatched and unfinished at once, >= 1.
-        check_replicas: Compare the devices' copies of the state after the first step and with every save.
+        check_replicas: Compare the copies of the state on all devices of all processes after the first step and with
+            every save.
         stop_grace_period_secs: How long to wait for the coordinator's threads at the end.
         max_wait_secs: How long other processes wait for the chief's initialised or restored state.
         failure_timeout_secs: From any failure to the last exit, with several processes.
@@ -150,7 +152,7 @@ def MonitoredTrainingSession(
     _refuse_summaries(save_summaries_steps, save_summaries_secs, summary_dir)
     _check_cluster(master, is_chief)
     directory = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
-    if directory is None and storage_options:
+    if directory is None and storage_options and jax.process_index() == 0:
         raise ValueError("storage_options were given without a checkpoint_dir.")
 
     user_hooks = check_hooks(hooks)
@@ -198,7 +200,8 @@ def _default_hooks(
 
     counters = () if log_steps is None else (StepCounterHook(every_n_steps=log_steps),)
     savers: tuple[Any, ...] = ()
-    if directory is not None and (save_secs is not None or save_steps is not None):
+    may_save = directory is not None or jax.process_index() > 0  # the chief's directory counts for all processes
+    if may_save and (save_secs is not None or save_steps is not None):
         if any(isinstance(hook, CheckpointSaverHook) for hook in others):
             raise ValueError(
                 "A second CheckpointSaverHook: the session saves to its checkpoint_dir already. Set the cadence with "

@@ -16,7 +16,8 @@ from typing import IO, BinaryIO, NamedTuple
 
 from monsess.launch import guard
 from monsess.launch.culprit import Exit
-from monsess.launch.output import Output, Screen
+from monsess.launch.output import Output
+from monsess.launch.screen import Screen
 
 #: Between the first failure and the SIGTERM: processes that notice by themselves say more than those that are told.
 _HEAD_START_SECS = 1.0
@@ -201,7 +202,8 @@ class Attempt:
         self._kill_at = now + self._limit * _KILL_SHARE
         self._remind_at = now + _REMIND_SECS
         if self._running:
-            self._screen.note(f"process {event.rank} ended: {self.exits[-1]}; the others end with it")
+            news = f"process {event.rank} ended: {self.exits[-1]}; the others end with it"
+            self.output.note_after(event.rank, news)
 
     def _on_signal(self, number: int) -> None:
         again = number == signal.SIGINT and signal.SIGINT in self._signals

@@ -92,11 +92,16 @@ def judge(exits: Sequence[Exit], records: Mapping[int, Record], signals: Sequenc
         is_consequence = record is not None or end.status == -signal.SIGABRT
         causes.append((is_consequence, end.seen - (_SLACK_SECS if end.status < 0 else 0.0), end.rank))
     for rank, record in records.items():
-        if not record.blames_a_peer and rank in ends and ends[rank].status != 0:
+        if record.blames_a_peer or rank not in ends or ends[rank].status == 0:
+            continue
+        # JAX aborts whom the others leave while it follows the same Ctrl-C.
+        is_aborted = ends[rank].sent == signal.SIGINT and ends[rank].status == -signal.SIGABRT
+        if not (record.is_interrupt and (ends[rank].is_answer or is_aborted)):
             causes.append((False, record.time, rank))
     if not causes:
         first = next((end.code for end in exits if end.status != 0), 0)
-        return Verdict(128 + signals[0] if signals and first == 128 + signal.SIGKILL else first)
+        was_killed = first in (128 + signal.SIGKILL, 128 + signal.SIGABRT)
+        return Verdict(128 + signals[0] if signals and was_killed else first)
     rank = min(causes)[2]
     end = ends[rank]
     return Verdict(1 if end.is_answer else end.code, rank, end, records.get(rank))

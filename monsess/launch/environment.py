@@ -57,6 +57,8 @@ def environment(
     # A pipe instead of a terminal: without this, lines would come late, and the last ones not at all after a SIGKILL.
     found.setdefault("PYTHONUNBUFFERED", "1")
     found.pop(LOCAL_DEVICES, None)
+    # The others look for process 0 at the coordinator's address, wherever this would have it listen.
+    found.pop("JAX_COORDINATOR_BIND_ADDRESS", None)
     found.update(
         {
             COORDINATOR: coordinator,

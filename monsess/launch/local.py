@@ -19,8 +19,8 @@ from monsess.errors import ClusterError
 from monsess.launch import environment
 from monsess.launch.attempt import Attempt, Events, Signalled, Watch
 from monsess.launch.culprit import Verdict, judge
-from monsess.launch.output import Screen
 from monsess.launch.records import read_records
+from monsess.launch.screen import Screen
 from monsess.launch.signals import delivered
 from monsess.timer import check_secs, check_steps
 
@@ -120,6 +120,7 @@ class _Launch:
                     return self._attempts(folder, watch)
                 finally:
                     watch.close()
+                    self.screen.close()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

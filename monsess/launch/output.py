@@ -1,4 +1,4 @@
-"""What the processes of an attempt write: line by line onto the launcher's own streams, byte by byte into files."""
+"""What the processes of an attempt write: line by line onto the launcher's screen, byte by byte into files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 import selectors
 import threading
 import time
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, NamedTuple
+
+from monsess.launch.screen import Screen
 
 _TICK_SECS = 0.2
 #: An unfinished line is shown after this many seconds; a progress bar so often.
@@ -17,43 +19,8 @@ _LONGEST_LINE = 1 << 16
 _TAIL_LINES = 30
 #: How long what still writes after the end of its process is listened to.
 _DRAIN_SECS = 2.0
-
-
-class Screen:
-    """The launcher's standard output and error, shared by threads; one whose reader is gone is given up.
-
-    Args:
-        out: Standard output.
-        err: Standard error.
-    """
-
-    def __init__(self, out: TextIO, err: TextIO) -> None:
-        self._streams = [out, err]
-        self._lost: set[int] = set()
-        self._lock = threading.Lock()
-
-    def line(self, stream: int, text: str) -> None:
-        """Write one line to standard output (1) or error (2)."""
-        with self._lock:
-            if stream in self._lost:
-                return
-            target = self._streams[stream - 1]
-            try:
-                try:
-                    target.write(text + "\n")
-                except UnicodeEncodeError:
-                    target.write(text.encode("ascii", "backslashreplace").decode() + "\n")
-                target.flush()
-            except (OSError, ValueError):  # ValueError: closed
-                # Who only watched is no reason to end the training; what is buffered must not fail once more at exit.
-                self._lost.add(stream)
-                with contextlib.suppress(OSError, ValueError):
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
-
-    def note(self, text: str) -> None:
-        """Write a line of the launcher's own, or several, to standard error."""
-        for line in text.split("\n"):
-            self.line(2, f"monsess: {line}")
+#: So long at most the news of the end of a process wait for its last lines.
+_LAST_LINES_SECS = 0.5
 
 
 class _Pipe:
@@ -63,26 +30,35 @@ class _Pipe:
         self.rank = rank
         self.stream = stream
         self.fd = fd
+        self.over = False  # nothing more comes
         self._pending = b""
-        self._shown = time.monotonic()
+        self._begun = time.monotonic()  # the line that is not finished
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add what was read and return the lines that are whole now."""
-        *lines, self._pending = (self._pending + data).split(b"\n")
+        before = self._pending
+        *lines, self._pending = (before + data).split(b"\n")
         if len(self._pending) > _LONGEST_LINE:
             lines.append(self._pending)
             self._pending = b""
-        if lines:
-            self._shown = time.monotonic()
+        if lines or not before:
+            self._begun = time.monotonic()
         return lines
 
     def overdue(self, at_the_end: bool = False) -> list[bytes]:
         """The line that is not finished, if it has waited for long enough."""
-        if not self._pending or not (at_the_end or time.monotonic() - self._shown > _PATIENCE_SECS):
+        if not self._pending or not (at_the_end or time.monotonic() - self._begun > _PATIENCE_SECS):
             return []
         line, self._pending = self._pending, b""
-        self._shown = time.monotonic()
         return [line]
+
+
+class _News(NamedTuple):
+    """A note that is to come after the last lines of a process."""
+
+    rank: int
+    due: float
+    text: str
 
 
 class Output:
@@ -98,6 +74,7 @@ class Output:
         self._files = files
         self._pipes: list[_Pipe] = []
         self._tails: dict[int, collections.deque[str]] = {}
+        self._news: collections.deque[_News] = collections.deque()
         self._finishing: float | None = None
         self._thread = threading.Thread(target=self._read, name="monsess-output", daemon=True)
 
@@ -110,11 +87,18 @@ class Output:
         """Begin to read."""
         self._thread.start()
 
+    def note_after(self, rank: int, text: str) -> None:
+        """Have a note shown after the last lines of a process, which has ended; does not wait for that."""
+        self._news.append(_News(rank, time.monotonic() + _LAST_LINES_SECS, text))
+        if not self._thread.is_alive():
+            self._tell_news()
+
     def finish(self) -> None:
         """Read what there still is, and close everything; for after the end of the processes."""
         self._finishing = time.monotonic() + _DRAIN_SECS
         if self._thread.ident is not None:
             self._thread.join()
+        self._tell_news()
         for pipe in self._pipes:
             os.close(pipe.fd)
         for file in self._files.values():
@@ -137,12 +121,21 @@ class Output:
                         self._show(key.data, key.data.feed(data))
                     else:
                         selector.unregister(key.fd)
+                        key.data.over = True
                 for pipe in self._pipes:
-                    self._show(pipe, pipe.overdue())
+                    self._show(pipe, pipe.overdue(pipe.over))
+                self._tell_news()
                 if self._finishing is not None and (not ready or time.monotonic() > self._finishing):
                     break
         for pipe in self._pipes:
+            pipe.over = True
             self._show(pipe, pipe.overdue(at_the_end=True))
+
+    def _tell_news(self) -> None:
+        for news in list(self._news):
+            if time.monotonic() > news.due or all(pipe.over for pipe in self._pipes if pipe.rank == news.rank):
+                self._news.remove(news)
+                self._screen.note(news.text)
 
     def _keep(self, rank: int, data: bytes) -> None:
         if (file := self._files.get(rank)) is None:
@@ -158,4 +151,7 @@ class Output:
             # What a terminal would have left standing of a line that was written over.
             text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
             self._tails[pipe.rank].append(text)
+            # Who writes more than is read has to wait, as without a launcher; at the end it is little enough.
+            while self._finishing is None and not self._screen.has_room(_TICK_SECS):
+                self._tell_news()
             self._screen.line(pipe.stream, f"[{pipe.rank}] {text}")

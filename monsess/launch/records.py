@@ -28,6 +28,11 @@ class Record(NamedTuple):
         """Whether the error only says that another process failed."""
         return PeerFailedError.__name__ in self.error.partition(":")[0]
 
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether it is Ctrl-C that ended the process."""
+        return self.error.partition(":")[0] == KeyboardInterrupt.__name__
+
 
 def write_record(error: BaseException) -> bool:
     """Write down, for the launcher, why this process fails; the first record of a process stays.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cluster import Cluster, Event, all_ended_well, outputs
 from traps import steps_of, trap
@@ -61,7 +63,7 @@ def test_a_wait_says_who_is_missing_and_ends(cluster):
     first, second = ended
     assert first.code == 1, outputs(ended)
     assert first.error.startswith("ClusterError: Process 0 waited 4 s for process 1: "), first.error
-    assert first.seconds < 20
+    assert first.at - second.events[0][0] < 20
     assert second.code != 0
 
 
@@ -72,7 +74,7 @@ def test_a_wait_is_over_as_soon_as_there_is_nothing_to_wait_for(cluster):
     ended = cluster.run(2, url=str(url), events=events)
     all_ended_well(ended)
     first, second = (next(at for at, _, place, _ in one.events if place == "created") for one in ended)
-    assert abs(first - second) < 1
+    assert abs(first - second) < 5  # a poll would come every 10 to 30 s
 
 
 @trap("W-44")
@@ -90,7 +92,9 @@ def test_a_process_that_waits_for_another_run_ends_with_its_job(cluster, dies):
 def test_such_a_wait_has_a_limit(cluster):
     ended = cluster.run(2, call="cluster_scenarios:waiting", arguments={"dies": None}, limit=60)
     assert [one.code for one in ended] == [1, 1], outputs(ended)
-    assert any("GlobalStepWaiterHook has waited 3" in one.output for one in ended), outputs(ended)
+    waited = re.search(r"GlobalStepWaiterHook has waited (\S+) s for", outputs(ended))
+    assert waited is not None, outputs(ended)
+    assert 3 <= float(waited[1]) < 10
 
 
 @trap("W-45")

@@ -60,6 +60,53 @@ def test_one_process_asks_to_stop(cluster, place, figures):
     assert "process 1" in ended[0].report["reason"]
 
 
+@pytest.mark.parametrize(
+    "who", [None, pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)]
+)
+def test_a_stop_that_is_asked_for_at_the_start_counts_before_the_first_run(cluster, who):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), steps=50, events=[Event(who, "created", "request_stop")])
+    all_ended_well(ended)
+    assert same(ended, "steps") == 0
+    assert same(ended, "stop_reason") == "REQUESTED"
+    assert saved(url) == [0]
+
+
+@pytest.mark.parametrize("ending", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_step_that_fails_on_all_may_be_replaced_by_another(cluster, ending):
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), call="cluster_scenarios:falling_back", arguments={"ending": ending})
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    for name in ("failed", "step", "state"):
+        same(ended, name)
+    assert ended[0].report["failed"] == ["does not fit"] * (1 if ending else 2)
+    assert ended[0].report["step"] == (0 if ending else 13)
+    if not ending:
+        assert ended[0].report["state"] == 7.0  # `smaller` ran once, and then in turn
+        # What process 1 asked for goes with the dispatches 1 and 2, after the ones that failed.
+        assert saved(url) == [3, 4, 13], outputs(ended)
+
+
+@pytest.mark.parametrize(
+    ("batch", "comes"),
+    [
+        (8, "late"),
+        pytest.param(8, "never", marks=pytest.mark.slow),
+        pytest.param(1, "never", marks=pytest.mark.slow),
+    ],
+)
+def test_a_thread_of_one_process_stops_all_while_a_batch_is_waited_for(cluster, batch, comes):
+    url = cluster.folder("checkpoints")
+    arguments = {"batch": batch, "comes": comes}
+    ended = cluster.run(2, url=str(url), call="cluster_alone:stopped_by_a_thread", arguments=arguments)
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    assert same(ended, "global_step") == same(ended, "last_committed") == (8 if batch == 8 else 0)
+    assert same(ended, "name") == "REQUESTED"
+    assert "process 1" in ended[0].report["reason"]
+    assert "a thread" in ended[1].report["reason"]
+    assert saved(url) == [8 if batch == 8 else 0]
+
+
 @pytest.mark.slow
 def test_one_process_asks_for_a_checkpoint(cluster):
     url = cluster.folder("checkpoints")
@@ -74,7 +121,7 @@ def test_one_process_asks_for_a_checkpoint(cluster):
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_process_breaks_out_of_the_loop(cluster, who):
     url = cluster.folder("checkpoints")
-    events = [Event(None, "body", "sleep", step=4, seconds=1), Event(who, "body", "break", step=5)]
+    events = [Event(None, "body", "sleep", step=4, seconds=5), Event(who, "body", "break", step=5)]
     ended = cluster.run(2, url=str(url), steps=50, events=events)
     all_say(ended, "LeftAloneError")
     for one in ended:
@@ -124,7 +171,7 @@ NO_SAVES = {"save_checkpoint_steps": None, "save_checkpoint_secs": None}
 @pytest.mark.parametrize("what", ["eval", "without_hooks", "other_shape"])
 def test_nothing_is_saved_after_processes_went_different_ways(cluster, what):
     url = cluster.folder("checkpoints")
-    events = [Event(None, "body", "sleep", step=4, seconds=1), Event(0, "body", what, step=5)]
+    events = [Event(None, "body", "sleep", step=4, seconds=5), Event(0, "body", what, step=5)]
     ended = cluster.run(2, url=str(url), steps=50, events=events, session={"save_checkpoint_steps": 3})
     all_say(ended, "ProcessesDivergedError")
     assert saved(url) == [3]

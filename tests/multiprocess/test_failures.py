@@ -121,11 +121,16 @@ def fail(
     return ended, steps, url
 
 
-def committed_before(fault: Event, steps: list[int]) -> bool:
+def committed_before(fault: Event, steps: list[int], ended: list[Ended]) -> bool:
     """Whether nothing was committed that not every process had done before the fault; saves in flight may end."""
     if fault.at in ("end", "closed"):
         return steps[-1] == LAST  # it is committed before that
-    newest = {"begin": 0, "init": 0, "input": 6, "after_save": 9, "left": 9}
+    if fault.at == "after_save":
+        # The listener is told at the next run after the commit of step 6, or at the end, where all saves have ended.
+        at = ended[0].report["global_step"]
+        allowed = {9: [[3, 6], [3, 6, 9]], LAST: [[3, 6, 9, LAST]]}
+        return fault.step == 6 <= at and steps in allowed.get(at, [[3, 6]])
+    newest = {"begin": 0, "init": 0, "input": 6, "left": 9}
     if fault.at == "commit" and fault.do == "raise":  # the save of a later step may be on its way
         return 6 not in steps
     return max(steps, default=0) <= newest.get(fault.at, COMMITTED)
@@ -138,7 +143,7 @@ def test_an_exception_ends_all_in_time(cluster, trained, table, at, step, proces
     culprit, other = ended[process], ended[1 - process]
     assert "Traceback (most recent call last):" in culprit.output, outputs(ended)
     assert f"planned in process {process}, {at}" in culprit.output, outputs(ended)
-    assert committed_before(fault, steps), f"{steps}\n{outputs(ended)}"
+    assert committed_before(fault, steps, ended), f"{steps}\n{outputs(ended)}"
     if at != "closed":
         assert culprit.code == 1, outputs(ended)
         assert f"PeerFailedError: Process {process} failed at step " in other.output, outputs(ended)
@@ -151,7 +156,7 @@ def test_a_kill_ends_all_in_time(cluster, trained, table, at, step, process):
     ended, steps, _ = fail(cluster, trained, table, fault)
     other = ended[1 - process]
     assert ended[process].code == -signal.SIGKILL, outputs(ended)
-    assert committed_before(fault, steps), f"{steps}\n{outputs(ended)}"
+    assert committed_before(fault, steps, ended), f"{steps}\n{outputs(ended)}"
     if process == 1:  # process 0 takes the coordination service with it: JAX then aborts the others at once
         assert "PeerFailedError: Process 1 has been silent for " in other.output, outputs(ended)
         assert other.code == 1, outputs(ended)
@@ -171,7 +176,18 @@ def test_a_hang_is_noticed_in_time(cluster, trained, table, at, step, process):
         assert one.code == 1, outputs(ended)
     stack = ended[process].output.partition("Stack of the training thread")[2]
     assert "time.sleep(1)" in stack or at == "input", f"no stack of what hangs\n{outputs(ended)}"
-    assert committed_before(fault, steps), f"{steps}\n{outputs(ended)}"
+    assert committed_before(fault, steps, ended), f"{steps}\n{outputs(ended)}"
+
+
+@pytest.mark.parametrize("what", ["data", pytest.param("hooks", marks=slow), pytest.param("store", marks=slow)])
+def test_a_session_that_one_process_cannot_make_ends_all_in_time(cluster, what):
+    call, joined = "cluster_alone:a_session_that_cannot_be_made", Event(1, "joined", "sleep")
+    ended = cluster.run(2, call=call, arguments={"what": what}, events=[joined])
+    assert [one.code for one in ended] == [1, 1], outputs(ended)
+    error = {"data": "OSError: no state today", "hooks": "HookError: The same ", "store": "ValueError: "}[what]
+    assert error in ended[1].output, outputs(ended)
+    assert f"PeerFailedError: Process 1 failed at step 0: {error}" in ended[0].output, outputs(ended)
+    assert max(one.at for one in ended) - ended[1].events[0][0] < LIMIT - 5
 
 
 @slow
@@ -190,7 +206,7 @@ def test_a_process_that_is_stopped_counts_as_lost(cluster, trained, table, proce
     assert other.code != 0, outputs(job.over)
     if process == 1:
         assert "PeerFailedError: Process 1 has been silent for " in other.output, outputs(job.over)
-    assert committed_before(fault, ms.CheckpointStore(str(url)).steps())
+    assert committed_before(fault, ms.CheckpointStore(str(url)).steps(), job.over)
 
 
 @slow
@@ -199,7 +215,7 @@ def test_a_thread_that_does_not_end_holds_nobody(cluster, trained, table, proces
     fault = Event(process, "after_run", "raise_beside_thread", step=5)
     ended, steps, _ = fail(cluster, trained, table, fault)
     assert f"Process {process} failed at step " in ended[1 - process].output, outputs(ended)
-    assert committed_before(fault, steps)
+    assert committed_before(fault, steps, ended)
 
 
 @slow
@@ -232,3 +248,66 @@ def test_an_error_of_a_collective_in_the_body_names_the_culprit(monkeypatch):
     assert caught.value.__cause__ is gloo
     assert sess.stop_reason == ms.StopReason.ERROR
     assert "silent" in str(sess.stop_reason)
+
+
+@pytest.mark.parametrize("where", ["begin", "created", "leaving", "end"])
+def test_an_error_of_a_collective_anywhere_names_the_culprit(monkeypatch, where):
+    lost = ms.PeerFailedError("Process 1 has been silent for 5 s.")
+    gloo = ValueError("Gloo all-reduce failed: Connection closed by peer")
+    told, reported = [], []
+    monkeypatch.setattr("monsess.job.Job.explained", lambda self, error: lost if error is gloo else error)
+    monkeypatch.setattr("monsess.job.Job.report", lambda self, error: reported.append(error))
+    if where == "leaving":
+        monkeypatch.setattr("monsess.job.Job.settle", lambda self: _raise(gloo))
+
+    class Hook(ms.SessionRunHook):
+        def begin(self):
+            if where == "begin":
+                raise gloo
+
+        def after_create_session(self, session, coord):
+            if where == "created":
+                raise gloo
+
+        def end(self, session):
+            if where == "end":
+                raise gloo
+
+        def on_error(self, session, error):
+            told.append(error)
+
+    with pytest.raises(ms.PeerFailedError) as caught:
+        with ms.MonitoredTrainingSession(lambda: 0.0, hooks=[Hook()]):
+            pass
+    assert caught.value is lost
+    assert caught.value.__cause__ is gloo
+    assert reported == [lost]
+    assert told == ([] if where == "end" else [lost])
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@slow
+def test_hooks_are_told_of_a_failure_that_a_save_has_met(cluster):
+    url = cluster.folder("told") / "checkpoints"
+    ended = cluster.run(2, url=str(url), call="cluster_scenarios:told_of_a_failure_by_the_saver")
+    assert [one.code for one in ended] == [1, 1], outputs(ended)
+    assert "the hook was told" in ended[0].output, outputs(ended)
+    assert "Process 1 failed at step 4" in ended[0].output, outputs(ended)
+
+
+def test_a_chief_that_closes_slowly_has_ended_well(cluster):
+    url = cluster.folder("slow") / "checkpoints"
+    ended = cluster.run(2, url=str(url), failure_secs=5.0, call="cluster_scenarios:closing_slowly")
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    assert [one.report["last_committed"] for one in ended] == [6, 6]
+
+
+@slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_one_that_comes_late_has_not_stalled(cluster, process):
+    late = Event(process, "joined", "sleep", seconds=16)
+    ended = cluster.run(2, events=[late], session={"stall_timeout_secs": 8})
+    assert [one.code for one in ended] == [0, 0], outputs(ended)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster, Ended, Event, Running, outputs
+from members import Members
 
 import monsess as ms
 
@@ -162,6 +163,42 @@ def test_without_a_common_step_the_last_periodic_checkpoint_stays(cluster, strai
     goes_on(cluster, url, 2, straight)
 
 
+@pytest.mark.parametrize("who", [pytest.param(0, marks=slow), 1])
+def test_sigterm_after_the_last_dispatch_is_heard_at_the_end(cluster, straight, who):
+    """All break out of the loop: no step carries the wish any more."""
+    events = [Event(who, "after_run", "term", step=6), Event(None, "body", "break", step=6)]
+    assert interrupted(cluster, straight, events) == 6
+
+
+@slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_sigterm_during_a_long_evaluation_after_the_last_step(cluster, straight, who):
+    url = cluster.folder("evaluating") / "checkpoints"
+    events = [Event(who, "after_run", "term", step=LAST), Event(None, "left", "sleep", seconds=45)]
+    ended = cluster.run(2, url=str(url), steps=LAST, events=events)
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    assert stopped(ended, url) == LAST
+
+
+@slow
+def test_sigterm_during_a_long_evaluation_after_a_common_stop(cluster, straight):
+    url = cluster.folder("evaluating") / "checkpoints"
+    events = [Event(1, "after_run", "term", step=4), Event(None, "left", "sleep", seconds=60)]
+    ended = cluster.run(2, url=str(url), steps=LAST, events=events)
+    assert [one.code for one in ended] == [143, 143], outputs(ended)
+    for one in ended:
+        assert "but did not all leave the loop within 40 s of the signal" in one.output, outputs(ended)
+    goes_on(cluster, url, 2, straight)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stop_may_name_a_preemption_as_its_reason(cluster, count):
+    ended = cluster.run(count, call="cluster_scenarios:preempting_itself")
+    assert [one.code for one in ended] == [0] * count, outputs(ended)
+    assert [one.report["code"] for one in ended] == [143] * count, outputs(ended)
+    assert {one.report["reason"] for one in ended} == {"PREEMPTED"}
+
+
 @slow
 @pytest.mark.timeout(3000)
 @pytest.mark.soak
@@ -181,13 +218,23 @@ def test_sigterm_at_random_moments(cluster, straight, figures, seed):
         seconds = max(one.at for one in job.over) - sent
         codes = [one.code for one in job.over]
         where = f"MONSESS_SEED={seed}, moment {number}: SIGTERM to {who} after {delay:.2f} s"
-        late = -signal.SIGTERM in codes  # it was over: the handlers that were there before are back
+        late = len(set(codes)) > 1  # it was over: one got the signal after its session, and takes nobody with it
         figures.append(f"{where}: {codes}, step {job.over[0].report.get('global_step')}, {seconds:.1f} s")
+        assert set(codes) <= {0, 143}, outputs(job.over)
         assert not late or all(one.report.get("last_committed") == LAST for one in job.over), outputs(job.over)
         if not late:
             stopped(job.over, url)
         assert seconds < WITHIN, where
         goes_on(cluster, url, 2, straight)
+
+
+@pytest.mark.parametrize("process", [pytest.param(0, marks=slow), 1])
+def test_a_sigterm_after_the_session_takes_nobody_with_it(cluster, process):
+    url = cluster.folder("closed") / "checkpoints"
+    ended = cluster.run(2, url=str(url), steps=LAST, events=[Event(process, "closed", "term")])
+    assert [one.code for one in ended] == [143 if one.index == process else 0 for one in ended], outputs(ended)
+    assert [one.report["last_committed"] for one in ended] == [LAST] * 2
+    assert [one.report["stop_reason"] for one in ended] == ["LAST_STEP"] * 2
 
 
 def _send(job: Running, who: str, chance: random.Random) -> None:
@@ -285,6 +332,78 @@ def test_a_handler_may_interrupt_whoever_holds_its_lock(holder):
             signal.raise_signal(signal.SIGTERM)
         assert sess.should_stop()
     assert sess.stop_reason == ms.StopReason.PREEMPTED
+
+
+@pytest.mark.timeout(30)
+def test_people_are_told_from_another_thread(caplog):
+    """The handler may have interrupted whoever writes to the same stream."""
+    with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as sess:
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)  # the thread has not heard of it
+        assert sess.should_stop()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        while not (told := [one for one in caplog.records if "SIGTERM: stopping cleanly" in one.message]):
+            time.sleep(0.01)
+    assert [one.threadName for one in told] == ["monsess-signals"]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_sessions_close_in_any_order(first):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    pair = [ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") for _ in range(2)]
+    pair[first].close()
+    signal.raise_signal(signal.SIGTERM)
+    assert pair[1 - first].should_stop()
+    pair[1 - first].close()
+    assert pair[1 - first].stop_reason == ms.StopReason.PREEMPTED
+    assert pair[first].stop_reason != ms.StopReason.PREEMPTED
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_stops_all_sessions_and_the_second_ctrl_c_aborts():
+    with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as outer:
+        with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as inner:
+            signal.raise_signal(signal.SIGINT)
+            assert inner.should_stop()
+            assert outer.should_stop()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_a_worker_that_was_forked_can_be_ended(tmp_path):
+    script = """
+import multiprocessing, jax.numpy as jnp
+import warnings
+warnings.simplefilter("ignore")
+
+def work():
+    while True:
+        time.sleep(0.05)
+
+@ms.train_step
+def step(state):
+    return state + 1, {}
+
+fork = multiprocessing.get_context("fork")
+with ms.MonitoredTrainingSession(lambda: jnp.float32(0), hooks=[ms.StopAtStepHook(last_step=5)]) as sess:
+    while not sess.should_stop():
+        sess.run(step)
+        for pause in (0, 0.3):
+            worker = fork.Process(target=work, daemon=True)
+            worker.start()
+            time.sleep(pause)
+            worker.terminate()
+            worker.join(10)
+            print("worker", worker.exitcode, flush=True)
+            worker.kill()
+print("ended at", sess.global_step, sess.stop_reason.name)
+"""
+    with Members(tmp_path) as members:
+        text = members.start(script).ended()
+    assert text.count("worker -15") == 10
+    assert "ended at 5 LAST_STEP" in text
 
 
 @slow

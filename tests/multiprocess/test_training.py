@@ -103,7 +103,7 @@ def test_random_delays_change_nothing(cluster, figures, seed):
     for number in range(REPETITIONS):
         url = cluster.folder("checkpoints")
         count = (2, 2, 2, 4)[number % 4]
-        ended = cluster.run(count, url=str(url), steps=7, sleeps=seed + number, batches=(40,) * count, limit=60)
+        ended = cluster.run(count, url=str(url), steps=7, sleeps=seed + number, batches=(40,) * count)
         all_ended_well(ended)
         assert {one.report["reason"] for one in ended} == {"last step 7 reached (StopAtStepHook)"}
         assert saved(url) == [3, 6, 7]
@@ -128,7 +128,7 @@ def test_a_commit_does_not_wait_for_a_process_that_stalls_after_the_step(cluster
         seconds = time.monotonic() - stalled
     all_ended_well(job.over)
     figures.append(f"process 1 stalled for 20 s after step 3, which was committed {seconds:.1f} s later")
-    assert seconds < 5
+    assert seconds < 15
     assert saved(url) == [3, 6]
 
 

@@ -29,8 +29,8 @@ class Event:
             has a thread of its own, in the training thread.
         do: Anywhere: "sleep", "hang", "raise", "raise_beside_thread" (one that never ends), "kill", "freeze"
             (SIGSTOP), "term", "int", "preempt" (by `ms.request_preemption` from a thread).
-            In "body" too: "break", "without_hooks", "other_shape" and "save"; in "body" and "after_run" "request_stop";
-            in "body" and "ending" "eval".
+            In "body" too: "break", "without_hooks", "other_shape" and "save"; in "created", "body" and "after_run"
+            "request_stop"; in "body" and "ending" "eval".
         step: The global step at that moment, or the number of the batch; None: the first time.
         seconds: To sleep.
     """
@@ -183,7 +183,7 @@ def train(options: Options, script: Script) -> None:
         hooks.append(_listening(script))
     more.setdefault("failure_timeout_secs", options.failure_secs)
     report: dict[str, Any] = {}
-    sess = None
+    sess, patience = None, 3.0
     try:
         with _planted(script):
             sess = ms.MonitoredTrainingSession(
@@ -215,14 +215,30 @@ def train(options: Options, script: Script) -> None:
         report["bits"] = {name: leaf.tobytes().hex() for name, leaf in leaves.items()}
     except BaseException as error:
         report["error"] = f"{type(error).__name__}: {error}"
+        if isinstance(error, Exception):
+            patience = 0.0  # the watch goes on until the exit, which is not to be later than without this report
         raise
     finally:
         if sess is not None:
             report |= sess.summary()
             report["saved_at"] = saves
             report["reason"] = None if sess.stop_reason is None else str(sess.stop_reason)
-        report["threads"] = _threads()
-        write_report(options, report)
+        with _undisturbed():
+            report["threads"] = _threads(patience)
+            write_report(options, report)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A SIGTERM that comes while the report is written, which is no part of a training, has its effect afterwards."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def write_report(options: Options, report: Any) -> None:
@@ -233,7 +249,7 @@ def write_report(options: Options, report: Any) -> None:
     os.replace(f"{path}.new", path)
 
 
-def _threads(seconds: float = 3.0) -> list[str]:
+def _threads(seconds: float) -> list[str]:
     """The threads beside this one that do not end within some seconds; those of the store go once they are idle."""
     deadline = time.monotonic() + seconds
     while True:
@@ -254,7 +270,8 @@ def _hook(script: Script, run_eval: Any, saves: list[int]) -> Any:
 
         def after_create_session(self, session: Any, coord: Any) -> None:
             self.session = session
-            script.at("created", session.global_step)
+            if script.at("created", session.global_step) == "request_stop":
+                session.request_stop("planned")
 
         def state_dict(self) -> dict[str, Any]:
             if self.session is not None:

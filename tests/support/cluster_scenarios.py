@@ -162,14 +162,17 @@ def early_stopping(options: Options) -> dict[str, Any]:
 def waiting(options: Options) -> None:
     """Wait for another run that never comes; one process dies meanwhile, or the wait has a limit of 3 s."""
     dies = options.arguments["dies"]
-    if options.index == dies:
-        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    dying = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL))
+
+    def other_run() -> None:
+        if options.index == dies and dying.ident is None:
+            dying.start()
 
     @ms.train_step
     def step(state: Any) -> Any:
         return state + 1, {}
 
-    hook = ms.GlobalStepWaiterHook(100, timeout_secs=3 if dies is None else 600, step_fn=lambda: None)
+    hook = ms.GlobalStepWaiterHook(100, timeout_secs=3 if dies is None else 600, step_fn=other_run)
     with ms.MonitoredTrainingSession(lambda: 0, hooks=[hook, ms.StopAtStepHook(last_step=3)]) as sess:
         while not sess.should_stop():
             sess.run(step)
@@ -255,3 +258,122 @@ def on_given_devices(options: Options) -> dict[str, Any]:
         while not sess.should_stop():
             sess.run(step)
         return {"state": float(sess.state)}
+
+
+def closing_slowly(options: Options) -> dict[str, Any]:
+    """Train to a clean end; what the chief cleans up after its last commit takes longer than a silence may."""
+    import toy
+
+    from monsess.checkpoint.upkeep import Upkeep
+
+    close = Upkeep.close
+
+    def slowly(self: Any, seconds: float) -> Any:
+        time.sleep(options.failure_secs)
+        return close(self, seconds)
+
+    Upkeep.close = slowly  # type: ignore[method-assign]
+    rows = slice(4 * options.index, 4 * options.index + 4)
+    with ms.MonitoredTrainingSession(
+        toy.init_fn,
+        data=[{name: leaf[rows] for name, leaf in batch.items()} for batch in toy.batches(20)],
+        checkpoint_dir=options.url,
+        failure_timeout_secs=options.failure_secs,
+        hooks=[ms.StopAtStepHook(last_step=6)],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(toy.train)
+    return sess.summary()
+
+
+def told_of_a_failure_by_the_saver(options: Options) -> dict[str, Any]:
+    """Process 1 fails while the chief's save waits for it; a hook of the chief takes its time to hear of it."""
+    heard: list[str] = []
+
+    @ms.train_step
+    def step(state: Any, batch: Any) -> Any:
+        return state + jax.lax.pmean(batch.mean(), "data"), {}
+
+    class Hook(ms.SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            if options.index == 1 and run_context.global_step == 4:
+                time.sleep(1.0)  # the chief's save of this step needs what this process hands in after its hooks
+                raise ValueError("planned")
+
+        def on_error(self, session: Any, error: BaseException) -> None:
+            heard.append(type(error).__name__)
+            if options.index == 0:
+                time.sleep(4.0)
+                print("the hook was told", flush=True)
+
+    with ms.MonitoredTrainingSession(
+        lambda: jnp.zeros(()),
+        data=[np.ones(2, np.float32)] * 50,
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=4,
+        hooks=[Hook()],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(step)
+            if options.index == 0 and sess.global_step == 4:
+                time.sleep(2.0)
+    return {"heard": heard}
+
+
+def falling_back(options: Options) -> dict[str, Any]:
+    """A step fails on all processes while it is compiled, later on one of them, and all go on with another one."""
+    ending = options.arguments["ending"]
+
+    @ms.train_step
+    def too_big(state: Any, batch: Any) -> Any:
+        time.sleep(1.5 * options.index)
+        raise MemoryError("does not fit")
+
+    @ms.train_step
+    def smaller(state: Any, batch: Any) -> Any:
+        return state + jax.lax.pmean(batch.mean(), "data"), {}
+
+    @ms.train_step
+    def smallest(state: Any) -> Any:
+        return state, {}
+
+    failed: list[str] = []
+    with ms.MonitoredTrainingSession(
+        lambda: jnp.zeros(()),
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=100,
+        stall_timeout_secs=20,
+        hooks=[ms.StopAtStepHook(last_step=13)],
+    ) as sess:
+        for step in (too_big, smaller, too_big):  # the first one of all, and one that follows others
+            if options.index == 1 and step is too_big:
+                sess.request_save()  # goes with the step that follows
+            try:
+                sess.run(step, np.ones(4, np.float32))
+            except MemoryError as error:
+                failed.append(str(error))
+                if ending:
+                    break
+        while not sess.should_stop() and not ending:
+            sess.run(smaller, np.ones(2, np.float32))
+            sess.run(smallest)
+    store = ms.CheckpointStore(options.url)
+    return {"failed": failed, "step": sess.global_step, "state": float(sess.state_copy()), "saved": store.steps()}
+
+
+def preempting_itself(options: Options) -> dict[str, Any]:
+    """Ask for the end that a signal would bring about."""
+
+    @ms.train_step
+    def step(state: Any) -> Any:
+        return state + 1, {}
+
+    try:
+        with ms.MonitoredTrainingSession(lambda: 0, hooks=[ms.StopAtStepHook(last_step=20)]) as sess:
+            while not sess.should_stop():
+                sess.run(step)
+                if sess.global_step == 3 and options.index == options.count - 1:
+                    sess.request_stop(ms.StopReason.PREEMPTED)
+    except SystemExit as leaving:
+        return {"code": leaving.code, "step": sess.global_step, "reason": sess.stop_reason.name}
+    return {}

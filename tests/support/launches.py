@@ -12,12 +12,29 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 
 from monsess.launch import local
 
 _MARK = "MONSESS_TEST_MARK"
 #: Seconds after which something counts as hanging.
 LIMIT = 60.0
+
+# A process that says that it is there, then what signals it gets, and ends at the end of the world.
+STUBBORN = """
+def heard(number, frame):
+    open(here + f'heard-{rank}-{number}', 'w').close()
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, heard)
+open(here + f'there-{rank}', 'w').close()
+"""
+# For what is measured without the start of the interpreters, which takes its time on a busy machine.
+NOTES = """
+def note(name):
+    with open(here + name + '.new', 'w') as file:
+        file.write(str(time.monotonic()))
+    os.rename(here + name + '.new', here + name)
+"""
 
 
 class Launches:
@@ -70,13 +87,29 @@ class Launches:
         """Wait until there is a file, or there is none."""
         wait_until(lambda: (self.folder / what).exists() == there, what)
 
-    def end(self) -> dict[int, str]:
-        """Kill what is left, and say what it was."""
-        left = self.alive()
+    def noted(self, name: str) -> float:
+        """When a script called ``note(name)`` of `NOTES`."""
+        return float((self.folder / name).read_text())
+
+    def left(self) -> dict[int, str]:
+        """What does not go away; a process that was sent SIGKILL takes a moment to."""
+        until = time.monotonic() + 5
+        while self.alive() and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.alive()
+
+    def __enter__(self) -> Launches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = self.left()
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return left
+        assert left == {}, "processes were left behind"
+        assert list(self.folder.glob("monsess-run-*")) == []
 
 
 def wait_until(condition: object, what: str = "") -> None:

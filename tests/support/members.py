@@ -113,6 +113,12 @@ class Members:
             member.kill()
 
 
+def monsess_run(address: str, index: int, count: int = 2, **more: object) -> dict[str, str]:
+    """What process ``index`` finds in its environment under `monsess run`."""
+    variables = {"COORDINATOR": address, "PROCESS_ID": index, "PROCESS_COUNT": count, "LAUNCH_ID": "ab", **more}
+    return {f"MONSESS_{name}": str(value) for name, value in variables.items()}
+
+
 def _without_cluster() -> dict[str, str]:
     # The flags of this process would give each of them four devices.
     prefixes = ("MONSESS_", "SLURM_", "OMPI_", "TF_CONFIG", "XLA_FLAGS", "JAX_", "KUBERNETES_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -27,8 +28,14 @@ class Processes:
     def __init__(self, batches: list[int]) -> None:
         self.left = list(batches)
         self.agreements = [ClusterAgreement(i, len(batches), lambda value: None) for i in range(len(batches))]
+        self.begin()
+
+    def begin(self) -> Processes:
+        """All tell each other what they wish, and have, before the first dispatch."""
+        ballots = [one.ballot(0, min(n, AHEAD)) for one, n in zip(self.agreements, self.left, strict=True)]
         for agreement in self.agreements:
-            agreement.begin([min(n, AHEAD) for n in batches])
+            agreement.begin(np.sum(ballots, axis=0, dtype=np.int32))
+        return self
 
     def stopped(self) -> list[bool]:
         return [one.stop is not None or one.data_ended for one in self.agreements]
@@ -143,6 +150,60 @@ def test_another_program_on_one_is_found_on_both():
     for one in processes.agreements:
         with pytest.raises(ProcessesDivergedError, match="dispatch 2"):
             one.sent(PROGRAM, True, np.sum(ballots, axis=0, dtype=np.int32))
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_wish_from_before_the_first_dispatch_counts_before_it(who):
+    processes = Processes([100] * 2)
+    processes.agreements[who].want_stop(StopReason("REQUESTED", "enough"))
+    processes.agreements[who].want_save()
+    assert processes.begin().run() == 0
+    assert {str(one.stop) for one in processes.agreements} == {"enough", f"a stop was requested (process {who})"}
+    assert [one.save_agreed() for one in processes.agreements] == [True, True]
+
+
+def test_a_wish_that_was_not_dispatched_goes_with_the_next_one():
+    processes = Processes([20] * 2)
+    processes.agreements[1].want_save()
+    for one in processes.agreements:
+        one.ballot(PROGRAM, AHEAD)
+        one.unsent()
+    for _ in range(LAG + 1):
+        processes.dispatch()
+    assert [one.save_agreed() for one in processes.agreements] == [True, True]
+    processes.agreements[1].save_taken()
+    processes.agreements[1].unsent()  # nothing was told by the newest one
+    processes.run(limit=LAG + 1)
+    assert not processes.agreements[1].save_agreed()
+
+
+@pytest.mark.parametrize(
+    ("received", "number"),
+    [
+        ([None, None], None),
+        ([None, signal.SIGTERM], signal.SIGTERM),
+        ([signal.SIGTERM, signal.SIGINT], signal.SIGINT),
+    ],
+)
+def test_a_signal_that_no_dispatch_carried_is_heard_at_the_end(received, number):
+    processes = Processes([20] * 2)
+    for one, signaled in zip(processes.agreements, received, strict=True):
+        if signaled is not None:
+            one.want_preemption(signaled)
+    told = [one.received for one in processes.agreements]
+    assert told == received
+    for one in processes.agreements:
+        one.hear_at_end(told)
+        assert one.signal == number
+        assert one.stop == (None if number is None else StopReason.PREEMPTED)
+
+
+def test_a_signal_at_the_end_does_not_outrank_what_was_agreed():
+    processes = Processes([20] * 2)
+    for one in processes.agreements:
+        one.want_stop(StopReason.LAST_STEP, everywhere=True)
+        one.hear_at_end([None, signal.SIGTERM])
+    assert [one.stop for one in processes.agreements] == [StopReason.LAST_STEP] * 2
 
 
 def test_at_the_end_the_last_wishes_are_heard():

@@ -982,3 +982,27 @@ class TestRepeat:
         assert closed == [True]
         with pytest.raises(StopIteration):
             next(iterator)
+
+
+def test_ahead_waits_until_it_is_told_that_what_is_there_has_to_do(make):
+    more = threading.Event()
+
+    def source():
+        yield batch(0)
+        yield batch(1)
+        more.wait(60)
+        yield from map(batch, range(2, 5))
+
+    asked = []
+    read = make(source(), prefetch=4)
+    assert read.ahead(3, lambda: bool(asked.append(None)) or len(asked) > 1) == 2
+    assert len(asked) == 2
+    read.peek()
+    assert read.ahead(3, lambda: True) == 1
+    more.set()
+    assert read.ahead(3, lambda: False) == 3
+    for follow in (3, 2, 1, 0):  # of five in all
+        read.peek()
+        read.consume()
+        read.peek()
+        assert read.ahead(3) == follow

@@ -11,6 +11,8 @@ import ticks
 import toy
 
 import monsess as ms
+from monsess.hook import hook_name
+from monsess.runner import HookRunner
 
 OFF = {"save_checkpoint_secs": None, "save_checkpoint_steps": None}
 
@@ -308,3 +310,39 @@ class TestOtherHooks:
         assert hooks[0].final_ops_values is None
         assert hooks[1].final_ops_values == 5.0
         assert any(line.startswith("FinalOpsHook: no step was run") for line in lines())
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        ms.BroadcastGlobalVariablesHook(0),
+        ms.CheckpointSaverHook(save_steps=5, save_secs=5),
+        ms.FeedFnHook(dict),
+        ms.ReplicaCheckHook(every_n_steps=3),
+        ms.StopAtStepHook(last_step=6),
+    ],
+    ids=hook_name,
+)
+def test_what_all_processes_have_to_do_is_refused_to_the_chief_alone(hook):
+    for chief in (True, False):
+        HookRunner((hook,), (hook,), chief, process_count=1)
+        HookRunner((hook,), (), chief, process_count=2)
+        with pytest.raises(ms.HookError, match=f"^{hook_name(hook)} is among chief_only_hooks, but does what all"):
+            HookRunner((hook,), (hook,), chief, process_count=2)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        ms.CheckpointSaverHook(save_secs=5),
+        ms.FinalOpsHook("loss"),
+        ms.GlobalStepWaiterHook(0),
+        ms.LoggingTensorHook(["loss"], every_n_iter=2),
+        ms.NanTensorHook("loss"),
+        ms.StepCounterHook(),
+    ],
+    ids=hook_name,
+)
+def test_what_the_chief_may_do_alone(hook):
+    assert HookRunner((hook,), (hook,), process_count=2).hooks == (hook,)
+    assert HookRunner((hook,), (hook,), chief=False, process_count=2).hooks == ()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pty
+import select
 import signal
 import socket
+import termios
+import threading
 import time
+import types
 
 import pytest
 
@@ -15,14 +21,16 @@ from monsess import emulation
 from monsess.errors import PeerFailedError
 from monsess.launch.culprit import Exit, judge
 from monsess.launch.environment import environment, free_address
-from monsess.launch.output import Output, Screen
+from monsess.launch.output import Output, _Pipe
 from monsess.launch.records import Record, read_records, write_record
+from monsess.launch.screen import Screen
 
 KILL, ABRT, TERM, INT, SEGV = (
     *(-signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT),
     -signal.SIGSEGV,
 )
 OWN = "ValueError: boom"
+CTRL_C = "KeyboardInterrupt"
 PEER = "monsess.errors.PeerFailedError: process 0 failed"
 
 
@@ -55,6 +63,26 @@ PEER = "monsess.errors.PeerFailedError: process 0 failed"
         ([(0, 143, signal.SIGTERM), (1, TERM, signal.SIGTERM)], {}, [signal.SIGTERM], 143, None),
         ([(0, INT, signal.SIGINT), (1, 130, signal.SIGINT)], {}, [signal.SIGINT], 130, None),
         ([(0, KILL, signal.SIGKILL), (1, KILL, signal.SIGKILL)], {}, [signal.SIGINT] * 2, 130, None),
+        # What a process that Ctrl-C ended wrote down is no cause; with another end, or another error, it is.
+        (
+            [(1, 130, signal.SIGINT), (0, INT, signal.SIGINT)],
+            {0: (CTRL_C, 99.9), 1: (CTRL_C, 99.8)},
+            [signal.SIGINT],
+            130,
+            None,
+        ),
+        ([(0, KILL, signal.SIGKILL)], {0: (CTRL_C, 99.9)}, [signal.SIGINT] * 2, 130, None),
+        (  # JAX has aborted one that was left while it ended.
+            [(1, ABRT, signal.SIGINT), (0, 130, signal.SIGINT)],
+            {0: (CTRL_C, 99.9), 1: (CTRL_C, 99.8)},
+            [signal.SIGINT],
+            130,
+            None,
+        ),
+        ([(1, SEGV, signal.SIGINT)], {1: (CTRL_C, 99.9)}, [signal.SIGINT], 139, 1),
+        ([(1, 1, signal.SIGINT), (0, 130, signal.SIGINT)], {0: (CTRL_C, 99.9)}, [signal.SIGINT], 1, 1),
+        ([(1, 130, signal.SIGINT), (0, 130, signal.SIGINT)], {1: (OWN, 99.9)}, [signal.SIGINT], 1, 1),
+        ([(1, 130), (0, 143, signal.SIGTERM)], {1: (CTRL_C, 99.9)}, [], 130, 1),
         ([(0, 0, signal.SIGTERM), (1, 0, signal.SIGTERM)], {}, [signal.SIGTERM], 0, None),
         ([(0, 1, signal.SIGTERM), (1, 143, signal.SIGTERM)], {}, [signal.SIGTERM], 1, 0),
     ],
@@ -107,6 +135,11 @@ def test_environment():
     assert flags[:2] == ["--xla_force_host_platform_device_count=4", "--xla_dump_to=x"]
     assert made(base={"PYTHONUNBUFFERED": "", "PJRT_NPROC": "64"}, local_devices=1)["PJRT_NPROC"] == "64"
     assert made(base={"PYTHONUNBUFFERED": ""})["PYTHONUNBUFFERED"] == ""
+    # Both would win over what the launcher says.
+    exported = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:81", "JAX_NUM_CPU_DEVICES": "4"}
+    assert "JAX_COORDINATOR_BIND_ADDRESS" not in made(base=exported)
+    assert made(base=exported)["JAX_NUM_CPU_DEVICES"] == "4"
+    assert made(base=exported, local_devices=2)["JAX_NUM_CPU_DEVICES"] == "-1"  # by the flag
 
 
 def test_flags_are_set_once():
@@ -117,6 +150,11 @@ def test_flags_are_set_once():
     mine = "--xla_cpu_collective_call_terminate_timeout_seconds=7"
     assert mine in emulation.flags(mine, 2)
     assert emulation.flags(mine, 2).count("terminate") == 1
+
+
+def test_jax_s_own_number_of_devices_does_not_count():
+    assert emulation.environment(4, {"JAX_NUM_CPU_DEVICES": "3"})["JAX_NUM_CPU_DEVICES"] == "-1"
+    assert "JAX_NUM_CPU_DEVICES" not in emulation.environment(4, {})
 
 
 def test_a_free_address_can_be_listened_at():
@@ -162,7 +200,8 @@ def test_records(tmp_path, monkeypatch):
 def test_lines_of_processes(tmp_path):
     out, err = io.StringIO(), io.StringIO()
     with open(tmp_path / "log", "wb", buffering=0) as file:
-        output = Output(Screen(out, err), {7: file})
+        screen = Screen(out, err)
+        output = Output(screen, {7: file})
         (read_out, write_out), (read_err, write_err) = os.pipe(), os.pipe()
         output.add(7, read_out, read_err)
         output.start()
@@ -172,6 +211,7 @@ def test_lines_of_processes(tmp_path):
         os.write(write_err, b"wrong\n")
         os.close(write_out)  # the other one stays open, as a process that was left behind would have it
         output.finish()
+        screen.close()
         os.close(write_err)
     lines = out.getvalue().split("\n")
     assert lines[:4] == ["[7] one", "[7] two", "[7] 30%", "[7] \\xff☃"]
@@ -185,7 +225,8 @@ def test_lines_of_processes(tmp_path):
 def test_an_unfinished_line_is_shown(monkeypatch):
     monkeypatch.setattr("monsess.launch.output._PATIENCE_SECS", 0.1)
     out = io.StringIO()
-    output = Output(Screen(out, io.StringIO()), {})
+    screen = Screen(out, io.StringIO())
+    output = Output(screen, {})
     pipes = [os.pipe(), os.pipe()]
     output.add(0, pipes[0][0], pipes[1][0])
     output.start()
@@ -198,7 +239,52 @@ def test_an_unfinished_line_is_shown(monkeypatch):
     for _, write in pipes:
         os.close(write)
     output.finish()
+    screen.close()
     assert out.getvalue() == "[0] 2/9\n[0] 3/9\n"
+
+
+def test_a_line_that_comes_in_parts_is_one_however_long_nothing_was_written(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("monsess.launch.output.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    pipe = _Pipe(0, 1, -1)
+    now[0] = 60.0
+    assert (pipe.feed(b"devices"), pipe.overdue()) == ([], [])  # print() writes its arguments one after the other
+    now[0] = 60.5
+    assert (pipe.feed(b" "), pipe.overdue()) == ([], [])
+    assert pipe.feed(b"2\n7") == [b"devices 2"]
+    now[0] = 61.4
+    assert pipe.overdue() == []
+    now[0] = 61.6
+    assert (pipe.overdue(), pipe.overdue()) == ([b"7"], [])
+
+
+def test_the_news_of_an_end_come_after_its_last_lines():
+    err = io.StringIO()
+    screen = Screen(io.StringIO(), err)
+    output = Output(screen, {})
+    outs, errs = [os.pipe(), os.pipe()], [os.pipe(), os.pipe()]
+    for rank in (0, 1):
+        output.add(rank, outs[rank][0], errs[rank][0])
+    output.note_after(1, "it ended")  # before anything was read
+    os.write(errs[1][1], b"why\nno newline")
+    os.close(errs[1][1])
+    os.close(outs[1][1])
+    output.start()
+    until = time.monotonic() + 30
+    while "it ended" not in err.getvalue():  # though the other process goes on
+        assert time.monotonic() < until, err.getvalue()
+        time.sleep(0.02)
+    output.note_after(0, "somebody keeps its pipes")
+    while "keeps" not in err.getvalue():
+        assert time.monotonic() < until, err.getvalue()
+        time.sleep(0.02)
+    os.close(outs[0][1])
+    os.close(errs[0][1])
+    output.finish()
+    output.note_after(0, "late")
+    screen.close()
+    shown = ["[1] why", "[1] no newline", "monsess: it ended", "monsess: somebody keeps its pipes", "monsess: late", ""]
+    assert err.getvalue().split("\n") == shown
 
 
 def test_a_screen_that_is_gone_or_knows_no_unicode():
@@ -216,4 +302,113 @@ def test_a_screen_that_is_gone_or_knows_no_unicode():
     screen.line(1, "lost")
     screen.line(2, "é")
     screen.note("a\nb")
+    screen.close()
     assert err.getvalue() == "\\xe9\nmonsess: a\nmonsess: b\n"
+
+
+class Piped:
+    """A pipe: a stream to write to, and all that comes out of it."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        self.source, sink = os.pipe()
+        self.stream = os.fdopen(sink, "w", encoding=encoding)
+
+    def fill(self) -> int:
+        """Write until there is no room; how many bytes that took."""
+        fd = self.stream.fileno()
+        os.set_blocking(fd, False)
+        filled = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filled += os.write(fd, b"x" * 4096)
+        os.set_blocking(fd, True)
+        return filled
+
+    def read(self, size: int) -> bytes:
+        """So many bytes."""
+        found = b""
+        while len(found) < size:
+            found += os.read(self.source, size - len(found))
+        return found
+
+    def close(self) -> bytes:
+        """All that is left."""
+        self.stream.close()
+        with open(self.source, "rb") as source:
+            return source.read()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("monsess.launch.screen._DRAIN_SECS", 0.5)
+
+
+def test_nobody_waits_for_a_reader_that_does_not_read(impatient):
+    out, err = Piped(), Piped()
+    filled = out.fill()
+    screen = Screen(out.stream, err.stream)
+    screen.line(1, "one")
+    screen.note("two")
+    assert err.read(13) == b"monsess: two\n", "whoever reads the other stream does not wait either"
+    assert screen.has_room(0)
+    screen.line(1, "x" * 100_000)
+    assert not screen.has_room(0.01)
+    begun = time.monotonic()
+    screen.close()
+    assert time.monotonic() - begun < 5
+    screen.line(1, "after the end")
+    assert (len(out.close()), err.close()) == (filled, b"")
+
+
+def test_a_reader_that_is_slow_misses_nothing(impatient):
+    out = Piped("ascii")
+    out.stream.write("before\n")
+    screen = Screen(out.stream, out.stream)
+    expected = ["before"]
+    for number in range(300):
+        expected.append(f"{number} {'é' if number % 50 == 0 else 'e'}{'x' * (number * 7)}")
+        screen.line(1 + number % 2, expected[-1])
+    found, read = b"", threading.Event()
+
+    def reads() -> None:
+        nonlocal found
+        while data := os.read(out.source, 8192):
+            found += data
+            time.sleep(0.01)
+        read.set()
+
+    threading.Thread(target=reads, daemon=True).start()
+    screen.close()
+    out.stream.close()
+    assert read.wait(30)
+    os.close(out.source)
+    assert found.decode("ascii").replace("\\xe9", "é").split("\n") == [*expected, ""], "in the order of the calls"
+
+
+def test_a_terminal_that_is_stopped_holds_nobody(impatient):
+    leader, follower = pty.openpty()
+    termios.tcflow(follower, termios.TCOOFF)  # Ctrl-S
+    with open(follower, "w") as stream:
+        screen = Screen(stream, stream)
+        screen.note("one")
+        assert select.select([leader], [], [], 0.3)[0] == []
+        termios.tcflow(follower, termios.TCOON)
+        assert os.read(leader, 100) == b"monsess: one\r\n"
+        termios.tcflow(follower, termios.TCOOFF)
+        screen.note("two")
+        begun = time.monotonic()
+        screen.close()
+        assert time.monotonic() - begun < 5
+        termios.tcflow(follower, termios.TCOON)
+    os.close(leader)
+
+
+def test_a_pipe_whose_reader_is_gone_is_given_up():
+    out = Piped()
+    os.close(out.source)
+    screen = Screen(out.stream, io.StringIO())
+    screen.line(1, "lost")
+    assert screen.has_room(30)
+    screen.close()
+    out.stream.write("goes nowhere")
+    out.stream.close()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import struct
 import threading
 import time
 
@@ -85,6 +86,27 @@ def test_all_say_who_is_missing(free, monkeypatch, lines):
         assert any(
             line.startswith(f"process {index} of 4 waits for processes 1 and 3 (worker 1, worker 3): ") for line in told
         )
+
+
+def test_whoever_began_first_ends_all_of_them_with_the_same_list(free):
+    processes = {index: Process(free, index, 4, limit=limit) for index, limit in ((2, 1.0), (0, 60.0), (3, 60.0))}
+    texts = {index: process.ended() for index, process in processes.items()}
+    assert all("for process 1 (worker 1) in vain; " in text for text in texts.values()), texts
+    assert "; process 2, which began earlier, has given up. " in texts[0]
+    assert "; process 0 has given up. " in texts[2]
+    assert "; process 0 has given up. " in texts[3]
+
+
+def test_one_that_wants_to_leave_stays_if_all_are_there(free, monkeypatch):
+    with socket.create_server(("127.0.0.1", int(free.rpartition(":")[2]))) as server:
+        leaving = Process(free, 1, 3, limit=0.5)
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert json.loads(lines.readline())["process"] == 1
+            connection.sendall(b'{"missing": [2]}\n')
+            assert json.loads(lines.readline()) == {"leaving": [2]}
+            connection.sendall(b'{"go": true}\n')
+            assert leaving.ended() == "joined"
 
 
 def test_without_process_0_the_others_say_so(free, monkeypatch, lines):
@@ -186,6 +208,23 @@ def test_something_else_at_the_address_is_no_process_0(answer):
         assert "is no process 0 that waits for others, such as a job under way" in process.ended()
 
 
+def test_a_connection_that_is_reset_at_once_is_tried_again(free, monkeypatch):
+    begins = socket.create_connection
+
+    def reset(*args, **kwargs):
+        connection = begins(*args, **kwargs)
+        accepted, _ = server.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+        return connection
+
+    with socket.create_server(("127.0.0.1", int(free.rpartition(":")[2]))) as server:
+        monkeypatch.setattr(roll_call.socket, "create_connection", reset)
+        assert f"for process 0 (worker 0) in vain; {free} cannot be reached (" in Process(free, 1, 2, limit=0.5).ended()
+
+
 def test_a_silent_process_0_is_named(monkeypatch, lines):
     monkeypatch.setattr(waiting, "SAY_SECS", 0.3)
     monkeypatch.setattr(roll_call, "_SILENT_SECS", 0.2)
@@ -212,6 +251,14 @@ def test_loopback_stays_on_loopback(address, bound, monkeypatch):
     assert bind_address(address) == ("10.0.0.7", 81)
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "0.0.0.0:81")
     assert bind_address(address) == ("", 81)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "")
+    assert bind_address(address) == bound
+
+
+def test_a_bind_address_that_cannot_be_read_is_named(monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "10.0.0.7")
+    with pytest.raises(ClusterError, match=r"JAX_COORDINATOR_BIND_ADDRESS.*found '10\.0\.0\.7', which"):
+        bind_address("127.0.0.1:80")
 
 
 @contextlib.contextmanager

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
 
 import monsess as ms
+from monsess import session as session_module
 
 
 class Recorder(ms.SessionRunHook):
@@ -246,3 +251,47 @@ def test_restore_of_a_chosen_older_step(tmp_path):
         toy.assert_same_bits(sess.state_copy(), toy.straight(8))
     assert ms.CheckpointStore(tmp_path).steps() == [2, 4, 6, 8]
     assert sorted(p.name.rsplit("-", 1)[0] for p in tmp_path.glob("aside-*")) == ["aside-6", "aside-8"]
+
+
+class Unreadable:
+    """An input whose state cannot be read."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return toy.batch(0)
+
+    def get_state(self):
+        raise OSError("no state today")
+
+    def set_state(self, state):
+        pass
+
+
+class FailsAtBegin(ms.SessionRunHook):
+    def begin(self):
+        raise OSError("cannot begin")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"data": Unreadable()}, OSError),
+        ({"hooks": [FailsAtBegin()]}, OSError),
+        ({"hooks": [_SAME := ms.StepCounterHook(), _SAME]}, ms.HookError),
+        ({"checkpoint_dir": ""}, ValueError),
+    ],
+    ids=["data", "begin", "hooks", "store"],
+)
+def test_a_session_that_cannot_be_made_leaves_nothing_behind(arguments, error):
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    threads, sessions = set(threading.enumerate()), set(session_module._open_sessions)
+    with pytest.raises(error):
+        ms.MonitoredTrainingSession(toy.init_fn, **arguments)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - threads) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+    assert set(session_module._open_sessions) <= sessions

@@ -175,6 +175,16 @@ def test_forgotten_pmean_is_found_after_the_first_step(engine, kind):
     assert sess.global_step == 1
 
 
+def test_a_state_of_one_leaf_is_called_the_state_where_it_differs():
+    @ms.train_step
+    def step(state, batch):
+        return state - batch["x"].mean(), {}
+
+    with pytest.raises(ms.ReplicasDifferError, match=r"the 4 local devices hold different values in: state\."):
+        with ms.MonitoredTrainingSession(lambda: jnp.zeros(())) as sess:
+            sess.run(step, {"x": X})
+
+
 def test_check_replicas_can_be_turned_off():
     @ms.train_step
     def step(state, batch):
