@@ -81,7 +81,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until_free(port: int) -> None:
-    """Wait until a server may listen on a port of 127.0.0.1: of one that was just killed it may be taken for a moment."""
+    """Wait until a server may listen on a port of 127.0.0.1, which one that was just killed may still hold."""
     deadline = time.monotonic() + 30
     while True:
         with socket.socket() as one:
