@@ -33,6 +33,8 @@ class FsspecFiles:
         self._root = _DOUBLED.sub("/", root).rstrip("/")  # some stores write a//b as a/b, and list nothing in a//b
         self._in_bucket = not _BUCKETS.isdisjoint(_protocols(filesystem))
         self.keeps_halves = not self._in_bucket
+        #: An object up to this size is written by one request, which spares it the copies that a file object makes.
+        self.one_request_bytes = CHUNK_BYTES if self._in_bucket else 0
         #: An asynchronous filesystem works in one thread of its own, whoever calls it.
         self.for_all_threads = bool(getattr(filesystem, "async_impl", False))
         cache = getattr(filesystem, "dircache", None)

@@ -39,6 +39,8 @@ class LocalFiles:
         self._root = root
         #: bool: small files are replaced as a whole, and a directory of many appears and disappears by its name.
         self.keeps_halves = False
+        #: int: an object up to this size is written by one request; here it costs nothing to write it piece by piece.
+        self.one_request_bytes = 0
 
     def _path(self, rel: str) -> str:
         return os.path.join(self._root, *rel.split("/")) if rel else self._root

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import os
 import re
@@ -65,6 +66,8 @@ class _Backend(Protocol):
     def rmdir(self, rel: str) -> None: ...
     @property
     def keeps_halves(self) -> bool: ...
+    @property
+    def one_request_bytes(self) -> int: ...
 
 
 class Storage:
@@ -186,6 +189,11 @@ class Storage:
         """
 
         def put(backend: _Backend) -> Digest:
+            if os.path.getsize(path) <= backend.one_request_bytes:
+                with open(path, "rb") as reader:
+                    data = reader.read()
+                backend.write(rel, data)
+                return Digest(len(data), hashlib.sha256(data).hexdigest())
             with open(path, "rb") as reader, whole_or_nothing(backend.open_write(rel)) as writer:
                 # One that was given up and goes on after all may hit what a later try has stored by then: it has to end
                 # in the same bytes.

@@ -262,9 +262,12 @@ class Upkeep:
         known.pop(step, None)
 
     def _drop(self, step: int) -> None:
-        """Delete a leftover, if it still is one."""
-        if self._store._look_at(step, self._store._look()) in (Standing.UNCOMMITTED, Standing.UNFINISHED):
+        """Delete a leftover, if it still is one, and then its mark: without that it might not be known for ours."""
+        listing = self._store._look()
+        if self._store._look_at(step, listing) in (Standing.UNCOMMITTED, Standing.UNFINISHED):
             self._store._delete_step(step)
+            if step in listing.pending:
+                self._store._storage.delete(f"{PENDING_PREFIX}{step}")
 
     def _marks(self, survey: Survey) -> list[_Work]:
         """Marks of steps that are whole, or gone."""
@@ -281,7 +284,7 @@ class Upkeep:
             if step in self._looked_at or step in self._touched_so_far():
                 continue  # somebody else's, or not ours to judge: looked at once
             if self._is_ours(step, survey.others[step], step in pending):
-                work.append(_Work(step, lambda s=step: self._drop(s)))  # and its mark, the last of all
+                work.append(_Work(step, lambda s=step: self._drop(s)))
             else:
                 self._looked_at.add(step)
         for mark in aside.marks(survey.listing.moving, but_of=self._writer.attempt):

@@ -130,11 +130,11 @@ def nearer(folder: str, place: Options) -> Options:
 
 
 def sweep(options: Options) -> None:
-    """Take away what the filesystem ``bucket`` does not show of the folder that it keeps its objects in."""
-    if options.store == "bucket":
+    """Take away what a store without directories does not show of the folder that it keeps its objects in."""
+    if options.store in ("bucket", "faulty"):
         for folder, _, names in os.walk(os.path.join(options.folder, "checkpoints"), topdown=False):
             for name in names:
-                if name.startswith(".faulty-tmp-"):
+                if name.startswith(".faulty-tmp-") and options.store == "bucket":
                     os.unlink(os.path.join(folder, name))
             if not os.listdir(folder):
                 os.rmdir(folder)

@@ -219,7 +219,9 @@ def test_a_clean_up_and_a_heartbeat_that_fail(url, store_fails, monkeypatch, cap
             store_fails("delete")
             if run_context.global_step == 3:
                 ticks.wait_until(lambda: "Could not clean up" in caplog.text)
-                ticks.wait_until(lambda: ms.CheckpointStore(url, OPTIONS).steps()[-1] == 2)  # no save is in flight
+                # No save is in flight: after its commit.json is there, it still is read back.
+                ticks.wait_until(lambda: not run_context.session._saving._saver._busy())
+                assert ms.CheckpointStore(url, OPTIONS).steps()[-1] == 2
                 store_fails("read", "write", "delete")
                 ticks.wait_until(lambda: "heartbeat failed" in caplog.text)
                 store_fails("delete")

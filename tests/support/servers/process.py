@@ -80,6 +80,22 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+def wait_until_free(port: int) -> None:
+    """Wait until a server may listen on a port of 127.0.0.1, which one that was just killed may still hold."""
+    deadline = time.monotonic() + 30
+    while True:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+                one.listen()
+            except OSError:
+                assert time.monotonic() < deadline, f"port {port} stays taken"
+                time.sleep(0.02)
+            else:
+                return
+
+
 def answers(port: int) -> bool:
     """Whether somebody listens on a port of 127.0.0.1."""
     with socket.socket() as one:
@@ -243,7 +259,10 @@ class Server(abc.ABC):
 def is_running(pid: int) -> bool:
     """Whether there is such a process, other than one that has ended and was not waited for."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            return True
+        # Its first thread may have ended before the others, which still hold its files and its ports.
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
 
