@@ -1,0 +1,76 @@
+"""What a run did, told from its directory: for a page (`monsess report`), a live view and a list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from monsess.checkpoint.owner import find_owner
+from monsess.checkpoint.store import CheckpointStore
+from monsess.log import mask
+from monsess.records.reading import Follower, Metrics
+from monsess.report.page import View
+from monsess.report.standing import standing
+from monsess.report.story import Story, tell
+
+__all__ = ["records_of", "view_of"]
+
+
+def records_of(store: CheckpointStore) -> list[dict[str, Any]]:
+    """All that is recorded in a directory, in order, without credentials.
+
+    Raises:
+        StorageError: It could not be read.
+    """
+    return [clean(record, store) for record in follower_of(store).new()]
+
+
+def follower_of(store: CheckpointStore) -> Follower:
+    """What reads the records in a directory, each of them once."""
+    return Follower(store._storage.url, store._storage._options)
+
+
+def clean(record: Mapping[str, Any], store: CheckpointStore) -> dict[str, Any]:
+    """A record without the credentials that its directory is reached with, whoever wrote them into it."""
+    secrets = store._storage._secrets
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return mask(value, secrets)
+        if isinstance(value, Mapping):
+            return {mask(str(name), secrets): cleaned(part) for name, part in value.items()}
+        return [cleaned(part) for part in value] if isinstance(value, list) else value
+
+    return cleaned(record)
+
+
+def view_of(store: CheckpointStore) -> View:
+    """Everything that a page shows of a directory.
+
+    Raises:
+        StorageError: It could not be read.
+    """
+    from monsess import __version__
+
+    owner = find_owner(store)
+    records = records_of(store)
+    story = tell(records)
+    survey = store._survey(store._remembered())
+    return View(
+        url=store.url,
+        run_id=_run_id(story, store),
+        standing=standing(owner, story),
+        story=story,
+        curves=Metrics(records).curves,
+        kept=survey.committed,
+        pinned=frozenset(store._pins()),
+        made=time.time(),
+        version=__version__,
+    )
+
+
+def _run_id(story: Story, store: CheckpointStore) -> str | None:
+    started = [attempt.start["run_id"] for attempt in story.attempts if attempt.start.get("run_id")]
+    run_id = started[-1] if started else (store.read_run() or {}).get("run_id")
+    return None if run_id is None else str(run_id)
