@@ -61,6 +61,10 @@ from monsess.hooks import StepCounterHook as StepCounterHook
 from monsess.hooks import StopAtStepHook as StopAtStepHook
 from monsess.optim import DistributedOptimizer as DistributedOptimizer
 from monsess.optim import linear_scaled_lr as linear_scaled_lr
+from monsess.records import Attempt as Attempt
+from monsess.records import Metrics as Metrics
+from monsess.records import Point as Point
+from monsess.records import read_metrics as read_metrics
 from monsess.recovery import Recovery as Recovery
 from monsess.scaffold import Scaffold as Scaffold
 from monsess.server import Server as Server
@@ -77,6 +81,7 @@ from monsess.training_session import MonitoredTrainingSession as MonitoredTraini
 __version__ = version("monsess")
 
 __all__ = [
+    "Attempt",
     "BatchError",
     "BroadcastGlobalVariablesHook",
     "CheckpointOptions",
@@ -103,6 +108,7 @@ __all__ = [
     "LeftAloneError",
     "LoggingTensorHook",
     "LooperThread",
+    "Metrics",
     "MonitoredSession",
     "MonitoredTrainingSession",
     "MonsessError",
@@ -110,6 +116,7 @@ __all__ = [
     "NanTensorHook",
     "NonFiniteStateError",
     "PeerFailedError",
+    "Point",
     "ProcessesDivergedError",
     "Recovery",
     "ReplicaCheckHook",
@@ -145,6 +152,7 @@ __all__ = [
     "load_checkpoint",
     "masked_mean",
     "per_device_key",
+    "read_metrics",
     "repeat",
     "request_preemption",
     "testing",

@@ -217,6 +217,14 @@ class SessionRunHook:
             error: What is being raised. Raising something else here does not replace it.
         """
 
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Called, in the training thread, when anybody else logs values: another hook, or `MonitoredSession.log`.
+
+        Args:
+            step: The step that they are of.
+            scalars: Numbers of the host by tag, such as ``{"loss": 0.1}``; to be left as it is.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """What the hook has to remember across a restart: JSON-able, stored in every checkpoint.
 
@@ -243,6 +251,7 @@ PROTOCOL: dict[str, int] = {
     "after_run": 2,
     "end": 1,
     "on_error": 2,
+    "log": 2,
     "state_dict": 0,
     "load_state_dict": 1,
 }

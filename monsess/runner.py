@@ -64,6 +64,9 @@ class HookRunner:
         # A method that is not overridden is not called: it costs nothing per step.
         self._before = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "before_run")]
         self._after = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "after_run")]
+        self._listeners = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "log")]
+        self._running: list[str] = []  # those that are running just now, each called by the one before it
+        self._inner = 0.0  # seconds of the hooks that the running one has called
 
     @property
     def total_seconds(self) -> float:
@@ -154,6 +157,17 @@ class HookRunner:
         if ended is not None:
             raise ended
 
+    @property
+    def listen(self) -> bool:
+        """Whether some hook wants to hear what is logged."""
+        return bool(self._listeners)
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Tell the hooks, in order, what was logged; not the one that logs it."""
+        for hook, key in self._listeners:
+            if key not in self._running:
+                self._call(hook, key, "log", step, scalars)
+
     def end(self, session: MonitoredSession) -> None:
         """Give every hook that began its clean ending, in reverse; raise the first error with the rest attached."""
         self._ending("end", session)
@@ -225,6 +239,8 @@ class HookRunner:
     def _call(self, hook: Any, key: str, method: str, *args: Any) -> Any:
         start = _now()
         outer, self.on_chief = self.on_chief, key if id(hook) in self._chief_only else None
+        inner, self._inner = self._inner, 0.0
+        self._running.append(key)
         try:
             return getattr(hook, method)(*args)
         except BaseException as error:
@@ -232,7 +248,10 @@ class HookRunner:
             raise
         finally:
             self.on_chief = outer
-            self.seconds[key] += _now() - start
+            self._running.pop()
+            taken = _now() - start
+            self.seconds[key] += taken - self._inner
+            self._inner = inner + taken
 
 
 def _refusal(hook: str, what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -49,7 +49,8 @@ class Saving:
         storage_options: For fsspec.
         options: How to save and restore.
         keep: Which checkpoints to keep.
-        on_commit: Called, in the training thread, for each new commit.
+        on_commit: Called, in the training thread, for each new commit, with its step and the facts of it: "time" (of
+            the commit, seconds since the epoch), "seconds" (that it took), "bytes".
         chief: Whether this process writes; another one only keeps step with it.
     """
 
@@ -59,7 +60,7 @@ class Saving:
         storage_options: dict[str, Any] | None,
         options: CheckpointOptions,
         keep: Retention,
-        on_commit: Callable[[], None],
+        on_commit: Callable[[int, Mapping[str, Any]], None],
         chief: bool = True,
     ) -> None:
         self._chief = chief
@@ -222,7 +223,7 @@ class Saving:
             _told(listener, "before_save", session, step)
         state, content, metrics, gate = point()
         # The very object that the gate completes with what the other processes hand in.
-        content |= {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": _versions()}
+        content |= {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": versions()}
         leaves = self._snapshot(state)
         self._saver.submit(Snapshot(step, leaves, self._specs, content, metrics, gate, is_final=final))
         self._taken = step
@@ -299,6 +300,15 @@ class Saving:
         if self._ownership is not None:
             self._ownership.release()
 
+    def raise_if_lost(self) -> None:
+        """Raise if another run has taken the directory over; nothing is read or waited for.
+
+        Raises:
+            DirectoryInUseError: It has.
+        """
+        if self._ownership is not None:
+            self._ownership.raise_if_lost()
+
     def _wait(self, session: MonitoredSession) -> None:
         if self._saver is not None:
             self._tell(session, self._saver.wait())
@@ -315,7 +325,7 @@ class Saving:
         assert self.store is not None
         self._committed = step
         logger.info("saved step %d in %s", step, self.store.url)
-        self._on_commit()
+        self._on_commit(step, {} if self._saver is None else self._saver.facts.pop(step, {}))
 
     def _refuse_skipped(self, step: int) -> None:
         assert self._saver is not None
@@ -341,7 +351,8 @@ def leaf_names(state: Any) -> list[str]:
     return [path_name(path) if path else "state" for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions that a checkpoint and the records name."""
     return {
         "monsess": importlib.metadata.version("monsess"),
         "jax": jax.__version__,

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, final
@@ -42,14 +42,18 @@ from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
 from monsess.placement import ReplicaCheck, first_device_hash, on_first_device
+from monsess.recording import Recording, directory_of
+from monsess.records.values import Scalars
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
-from monsess.saving import SavePoint, Saving, leaf_names
+from monsess.saving import SavePoint, Saving, leaf_names, versions
 from monsess.scaffold import Scaffold
 from monsess.signals import EXIT_CODES, Signals
 from monsess.step import Step
 from monsess.step_context import StepContext
 from monsess.stopping import Stopping
+from monsess.storage import Storage
+from monsess.timer import check_steps
 from monsess.watch import Watches
 
 
@@ -113,6 +117,7 @@ class MonitoredSession:
         data: Any,
         checkpoint_dir: str | None,
         storage_options: dict[str, Any] | None,
+        summary_dir: str | None,
         keep: Retention,
         checkpoint: CheckpointOptions,
         prefetch: int,
@@ -165,18 +170,21 @@ class MonitoredSession:
         self._torn: str | None = None  # the run that was interrupted half-way
         self._raised: BaseException | None = None  # what the newest failed call raised
         self._phase = "starting"
+        self._failure: BaseException | None = None  # what the session was left for
         self._thread = threading.get_ident()  # the training thread: another one's wish waits for its next run
         self._outputs: Any = None
         self._leaf_names: list[str] = []
         self._started = clock.monotonic()
         self._save_seconds = 0.0
+        self._seconds_inside_hooks = dict.fromkeys(self._dispatcher.seconds, 0.0)
 
         job.start()  # what goes wrong from here on, in this process only perhaps, the others hear of
         try:
             self._hooks = HookRunner(hooks, chief_only_hooks, job.is_chief, job.process_count)
-            self._saving = Saving(
-                checkpoint_dir, storage_options, checkpoint, keep, lambda: self._restarts.progress(), job.is_chief
-            )
+            self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep, self._committed, job.is_chief)
+            url, its_options = directory_of(summary_dir, checkpoint_dir, storage_options)
+            attempt, check = self._saving.attempt, self._saving.raise_if_lost
+            self._recording = Recording(url if job.is_chief else None, its_options, attempt, check)
             self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord, job)
         except BaseException as error:
             job.report(error)
@@ -190,6 +198,7 @@ class MonitoredSession:
             self._restarts.create()
             if self._stopping.reason is None:
                 self._saving.open_for_writing()
+                self._recording.open()
         except BaseException as error:
             explained = self._leave_with_error(error)
             if explained is not error:
@@ -382,6 +391,40 @@ class MonitoredSession:
         """
         self._saving.add_listener(listener)
 
+    def log(self, scalars: Mapping[str, Any], step: int | None = None) -> None:
+        """Log values of a step: into ``metrics.jsonl``, TensorBoard's files, and to every hook that overrides ``log``.
+
+        Called from the training thread: by hooks, or in the loop. It does not wait for the device, unless a hook wants
+        to hear of it. Of two values of one tag and step the later one counts. With several processes the chief writes,
+        and each process tells its own hooks.
+
+        Args:
+            scalars: From tag to one real number: of Python, of numpy, or of the device.
+            step: The step that they are of; None: `global_step`.
+
+        Raises:
+            TypeError: No dict, or a tag that is no text.
+            ValueError: A value that is no real scalar.
+            SessionClosedError: The session is closed.
+            MonsessError: It was called from another thread.
+        """
+        self._require_not_closed()
+        if threading.get_ident() != self._thread:
+            raise MonsessError(
+                "log() was called from another thread than the one that trains. Hand the values over, for example "
+                "through a queue, and log them in the loop or in a hook."
+            )
+        found = Scalars(scalars)
+        if not found:
+            return
+        at = self._global_step if step is None else check_steps("step", step, at_least=0)
+        numbers = found.numbers() if self._hooks.listen else None
+        if self._phase != "starting":
+            self._recording.open()
+        self._recording.log(at, found)
+        if numbers is not None:
+            self._hooks.log(at, numbers)
+
     def close(self) -> None:
         """End the session cleanly: commit the final step, end the hooks. Calling it again does nothing."""
         if self._in_run:
@@ -443,6 +486,11 @@ class MonitoredSession:
         return self._stopping.reason
 
     @property
+    def last_step(self) -> int | None:
+        """The step to stop at, of several limits the smallest (`stop_at_step`); None: there is no limit."""
+        return self._stopping.limit
+
+    @property
     def restored_from(self) -> int | None:
         """The step of the checkpoint that was restored last, or None."""
         return self._restored_from
@@ -459,10 +507,14 @@ class MonitoredSession:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where the time went so far: "input", "compile", "step", "hooks", "save", in seconds."""
+        """Where the time went so far: "input", "compile", "step", "hooks", "save", in seconds.
+
+        None is counted twice: what a hook's own eval steps take, their compilation included, is its time.
+        """
+        spent, inside = self._dispatcher.seconds, self._seconds_inside_hooks
         return {
             "input": self._feeding.seconds_waited,
-            **self._dispatcher.seconds,
+            **{name: spent[name] - inside[name] for name in spent},
             "hooks": self._hooks.total_seconds,
             "save": self._save_seconds,
         }
@@ -522,6 +574,7 @@ class MonitoredSession:
         self._restored_from = None if restored is None else step
         devices, place = self._layout.device_count, self._saving.place
         announce_start(self.run_id, self._restored_from, devices, self.process_count, place)
+        self._recording.start(step, self.run_id, self._restored_from, self.process_count, versions())
         self._dispatcher.put_state(state, self._layout, step)
         self._leaf_names = leaf_names(self.state)
         self._job.compare("the state at the start", self._leaf_names, lambda: first_device_hash(state))
@@ -542,6 +595,14 @@ class MonitoredSession:
         self._stopping.look_at_limit(step)
 
     # ---- during the loop
+
+    def _record(self, event: str, **fields: Any) -> None:
+        """Write an event of the current step into the records; on the chief only."""
+        self._recording.record(event, self._global_step, **fields)
+
+    def _committed(self, step: int, facts: Mapping[str, Any]) -> None:
+        self._restarts.progress()
+        self._recording.committed(step, facts)
 
     def _call(self, call: Callable[[], Any], whole_iteration: bool = False) -> Any:
         """Make a call, again after a transient error, and note if it meets the end of the data."""
@@ -573,6 +634,7 @@ class MonitoredSession:
         self._hooks.require_on_all(f"runs {step.name}")
         self._in_run = True
         state, counted = self._dispatcher.state, self._global_step
+        before = dict(self._dispatcher.seconds) if outer or self._phase != "open" else None
         try:
             return self._run_once(step, args, with_hooks)
         except BaseException as error:
@@ -581,6 +643,9 @@ class MonitoredSession:
             raise
         finally:
             self._in_run = outer
+            if before is not None:  # a hook runs it, whose time is measured as a whole
+                for name, seconds in self._dispatcher.seconds.items():
+                    self._seconds_inside_hooks[name] += seconds - before[name]
 
     def _is_torn(self, state_before: Any, step_after: int, error: BaseException) -> bool:
         """Whether a run was left after the state had changed and before everything else had followed."""
@@ -618,13 +683,21 @@ class MonitoredSession:
     def _watch(self, step: int, value: Any, check: Callable[[Any], None]) -> None:
         self._watches.add(step, value, check)
 
+    def _storage(self) -> Storage | None:
+        """The directory of the run, for hooks that keep something there; None where this process has none."""
+        return None if self._saving.store is None else self._saving.store._storage
+
+    def _gives_up(self, error: BaseException) -> None:
+        """Tell the other processes, from any thread, that this one ends for ``error`` whatever its main thread does."""
+        self._job.report(error)
+
     def _save_if_agreed(self) -> None:
         if self._agreement.save_agreed() and not self._unsaved_auxiliary:
             self._require_whole()
             self._agreement.save_taken()
-            start = clock.monotonic()
+            start, hooks = clock.monotonic(), self._hooks.total_seconds
             self._saving.save(self, self._save_point)
-            self._save_seconds += clock.monotonic() - start
+            self._save_seconds += clock.monotonic() - start - (self._hooks.total_seconds - hooks)
 
     def _preempt(self, number: int) -> None:
         """A signal asks for a clean stop; called from any thread, in the middle of anything."""
@@ -660,6 +733,7 @@ class MonitoredSession:
                 positions = [position for (position, _), _ in handed_in]
                 content["input"] = None if None in positions else positions
                 content["hooks_of_each_process"] = [states for (_, states), _ in handed_in] if of_this else []
+            self._recording.flush()
 
         return SavePoint(state, content, self._ranked_values(), gate)
 
@@ -742,13 +816,13 @@ class MonitoredSession:
                 by_thread = self._coord.should_stop()
                 reason = StopReason("REQUESTED", by="a thread") if by_thread else StopReason.BODY_LEFT
                 self._stopping.request(reason, everywhere=True)
-            start = clock.monotonic()
+            start, hooks = clock.monotonic(), self._hooks.total_seconds
             self._phase = "closing"
             self._job.doing("saving the final step")
             self._saving.finish(self, self._save_point)
             if self._saving.saves:
                 self._saving.follow(self._job.decided("the final commit", lambda: self._saving.last_committed))
-            self._save_seconds += clock.monotonic() - start
+            self._save_seconds += clock.monotonic() - start - (self._hooks.total_seconds - hooks)
         except BaseException as error:
             explained = self._leave_with_error(error)
             if explained is not error:
@@ -763,7 +837,7 @@ class MonitoredSession:
                 raise self._coord.requested_exception
             self._job.part()
         except BaseException as error:
-            explained = self._explained(error)
+            self._failure = explained = self._explained(error)
             self._job.report(explained)
             if explained is not error:
                 raise explained from error
@@ -793,7 +867,7 @@ class MonitoredSession:
             What is behind the error, which the caller raises.
         """
         self._phase = "closing"
-        error = self._explained(error)
+        self._failure = error = self._explained(error)
         self._job.report(error)
         self._stopping.request(StopReason("ERROR", _shown(error)), everywhere=True)
         self._note_thread_error(error)
@@ -822,6 +896,8 @@ class MonitoredSession:
         self._signals.restore()
         _open_sessions.discard(self)
         self._feeding.close()
+        hooks, reason = self._hooks.seconds, self._stopping.reason
+        self._recording.end(self._global_step, reason, self._failure, self.seconds, hooks)
         self._saving.close()
         self._job.close()
         seconds, last = clock.monotonic() - self._started, self._saving.last_committed
@@ -879,6 +955,7 @@ def _at_exit() -> None:
     """Let saves of sessions that nobody closed end, and say what is lost."""
     for session in list(_open_sessions):
         session._saving.drain(None)
+        session._recording.close()
         newest = session._saving.last_committed
         logger.error(
             "run %s: the session was never closed: step %d is not saved, %s; use `with`",

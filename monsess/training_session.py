@@ -48,7 +48,7 @@ def MonitoredTrainingSession(
     save_summaries_steps: int | _Default | None = DEFAULT,
     save_summaries_secs: float | _Default | None = DEFAULT,
     log_step_count_steps: int | None = 100,
-    summary_dir: str | None = None,
+    summary_dir: str | os.PathLike[str] | None = None,
     keep: Retention | None = None,
     checkpoint: CheckpointOptions | None = None,
     prefetch: int | None = None,
@@ -84,7 +84,7 @@ def MonitoredTrainingSession(
         save_summaries_steps: Not available yet: a number is refused.
         save_summaries_secs: Not available yet: a number is refused.
         log_step_count_steps: Log the rate of steps when a multiple of this was crossed; None: never.
-        summary_dir: Not available yet: refused.
+        summary_dir: Where the records of the run go, any fsspec URL or local path; ``checkpoint_dir`` by default.
         keep: Which checkpoints to keep; `KeepLast` (5) by default.
         checkpoint: How to save and restore.
         prefetch: Batches laid out ahead in the background; 2 by default, 0 for none.
@@ -149,10 +149,11 @@ def MonitoredTrainingSession(
         raise ValueError(f'remainder must be "error", "drop" or "pad", found {remainder!r}.')
     if on_preemption not in ("exit", "return"):
         raise ValueError(f'on_preemption must be "exit" or "return", found {on_preemption!r}.')
-    _refuse_summaries(save_summaries_steps, save_summaries_secs, summary_dir)
+    _refuse_summaries(save_summaries_steps, save_summaries_secs)
+    _check_kind("summary_dir", summary_dir, lambda url: isinstance(url, (str, os.PathLike)))
     _check_cluster(master, is_chief)
     directory = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
-    if directory is None and storage_options and jax.process_index() == 0:
+    if directory is None and summary_dir is None and storage_options and jax.process_index() == 0:
         raise ValueError("storage_options were given without a checkpoint_dir.")
 
     user_hooks = check_hooks(hooks)
@@ -166,6 +167,7 @@ def MonitoredTrainingSession(
         data=data,
         checkpoint_dir=directory,
         storage_options=storage_options,
+        summary_dir=None if summary_dir is None else os.fspath(summary_dir),
         keep=KeepLast(5) if keep is None else keep,
         checkpoint=options,
         prefetch=2 if prefetch is None else check_steps("prefetch", prefetch, at_least=0),
@@ -225,6 +227,7 @@ _KINDS = {
     "recovery": "monsess.Recovery(...)",
     "storage_options": "a dict for fsspec",
     "checkpoint_dir": "a URL or a path",
+    "summary_dir": "a URL or a path",
 }
 
 
@@ -234,13 +237,12 @@ def _check_kind(name: str, value: Any, fits: Callable[[Any], bool]) -> None:
         raise TypeError(f"{name} must be {_KINDS[name]} or None, found {found}.")
 
 
-def _refuse_summaries(steps: Any, secs: Any, summary_dir: str | None) -> None:
+def _refuse_summaries(steps: Any, secs: Any) -> None:
     asked = [
         f"{name}={value!r}"
         for name, value in (
             ("save_summaries_steps", steps),
             ("save_summaries_secs", secs),
-            ("summary_dir", summary_dir),
         )
         if value is not None and not isinstance(value, _Default)
     ]

@@ -116,6 +116,8 @@ class Saver:
         self.saves = 0
         #: int | None: the newest of them.
         self.last_committed: int | None = None
+        #: dict by step of commits that nobody has asked about yet: when, in how many seconds, and of what size.
+        self.facts: dict[int, dict[str, float]] = {}
         #: list[tuple[int, str]]: steps that were not committed because the leaf of that path is not finite.
         self.skipped: list[tuple[int, str]] = []
 
@@ -289,6 +291,8 @@ class Saver:
                     return
                 if record is not None:
                     self._committed.append(record.step)
+                    seconds = round(time.monotonic() - self._active_since, 3)
+                    self.facts[record.step] = {"time": record.time, "seconds": seconds, "bytes": record.size}
                     self.saves += 1
                     self.last_committed = max(record.step, self.last_committed or 0)
                 if error is not None:

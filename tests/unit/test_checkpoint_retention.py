@@ -122,7 +122,7 @@ def test_protection_moves_without_a_moment_in_between(tmp_path):
         def clear(self):
             raise AssertionError("for a moment nothing would be protected")
 
-    saving = Saving(str(tmp_path), None, ms.CheckpointOptions(), ms.KeepLast(1), lambda: None)
+    saving = Saving(str(tmp_path), None, ms.CheckpointOptions(), ms.KeepLast(1), lambda step, facts: None)
     saving._protected = Watched({3})
     saving._protect(7)
     assert saving._protected == {7}

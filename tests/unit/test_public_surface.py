@@ -14,6 +14,7 @@ import monsess.session
 
 #: What users can rely on. A name leaves this list with a major version only.
 NAMES = [
+    "Attempt",
     "BatchError",
     "BroadcastGlobalVariablesHook",
     "CheckpointOptions",
@@ -40,6 +41,7 @@ NAMES = [
     "LeftAloneError",
     "LoggingTensorHook",
     "LooperThread",
+    "Metrics",
     "MonitoredSession",
     "MonitoredTrainingSession",
     "MonsessError",
@@ -47,6 +49,7 @@ NAMES = [
     "NanTensorHook",
     "NonFiniteStateError",
     "PeerFailedError",
+    "Point",
     "ProcessesDivergedError",
     "Recovery",
     "ReplicaCheckHook",
@@ -82,6 +85,7 @@ NAMES = [
     "load_checkpoint",
     "masked_mean",
     "per_device_key",
+    "read_metrics",
     "repeat",
     "request_preemption",
     "testing",

@@ -1,0 +1,131 @@
+"""What a session records of itself: one place that knows whether, where, and in which words."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from monsess.agreement import StopReason
+from monsess.records.values import Scalars
+from monsess.records.writer import Records
+
+_FLUSH_SECS = 20.0
+_CLOSE_SECS = 30.0
+_CLOSE_AFTER_ERROR_SECS = 5.0
+
+
+class Recording:
+    """The records of one session; does nothing on other processes than the chief, and where there is no directory.
+
+    Args:
+        url: The directory, or None.
+        storage_options: For fsspec.
+        attempt: Name of the attempt.
+        check: Raises if the directory belongs to another run by now.
+    """
+
+    def __init__(
+        self, url: str | None, storage_options: Mapping[str, Any] | None, attempt: str, check: Callable[[], None]
+    ) -> None:
+        self._attempt = attempt
+        self._records = None if url is None else Records(url, storage_options, attempt, check=check)
+
+    def start(
+        self, step: int, run_id: str, restored_from: int | None, processes: int, versions: dict[str, str]
+    ) -> None:
+        """The state of ``step`` was restored or made."""
+        if self._records is None:
+            return
+        device = jax.local_devices()[0]
+        self._records.start(
+            step,
+            run_id=run_id,
+            attempt=self._attempt,
+            restored_from=restored_from,
+            processes=processes,
+            devices=jax.device_count(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            backend=device.platform,
+            device_kind=device.device_kind,
+            versions=versions,
+            engine=None,
+        )
+
+    def open(self) -> None:
+        """From here on what is recorded is written, and what was recorded so far."""
+        if self._records is not None:
+            self._records.open()
+
+    def log(self, step: int, scalars: Scalars) -> None:
+        """Record scalars."""
+        if self._records is not None:
+            self._records.log(step, scalars)
+
+    def summarize(self, step: int, summaries: Mapping[str, Any]) -> None:
+        """Record histograms, images and texts."""
+        if self._records is not None:
+            self._records.summarize(step, summaries)
+
+    def record(self, event: str, step: int, **fields: Any) -> None:
+        """Record an event."""
+        if self._records is not None:
+            self._records.record(event, step, **fields)
+
+    def committed(self, step: int, facts: Mapping[str, Any]) -> None:
+        """A checkpoint was committed."""
+        self.record("checkpoint", step, **facts)
+
+    def flush(self) -> None:
+        """Have everything in the store that was recorded before this, or give up, within bounds; from any thread.
+
+        A commit waits for it: whoever resumes from that checkpoint finds the curves that led to it.
+        """
+        if self._records is not None:
+            self._records.flush(_FLUSH_SECS)
+
+    def end(
+        self,
+        step: int,
+        reason: StopReason | None,
+        error: BaseException | None,
+        seconds: Mapping[str, float],
+        hooks: Mapping[str, float],
+    ) -> None:
+        """Record the end, and bring the rest to the store, within bounds."""
+        if self._records is None:
+            return
+        text = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._records.record(
+            "end",
+            step,
+            reason=None if reason is None else reason.name,
+            text=None if reason is None else str(reason),
+            error=text,
+            seconds={name: round(value, 4) for name, value in seconds.items()},
+            hooks={name: round(value, 4) for name, value in hooks.items()},
+        )
+        self.close(_CLOSE_SECS if error is None else _CLOSE_AFTER_ERROR_SECS)
+
+    def close(self, seconds: float = _CLOSE_AFTER_ERROR_SECS) -> None:
+        """Bring the rest to the store, within bounds."""
+        if self._records is not None:
+            self._records.close(seconds)
+
+
+def directory_of(
+    summary_dir: str | None, checkpoint_dir: str | None, storage_options: Mapping[str, Any] | None
+) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Where a session records, and with which options: those of the checkpoints, if it is the same kind of store."""
+    url = summary_dir or checkpoint_dir
+    if url is None or checkpoint_dir is None or _scheme(url) == _scheme(checkpoint_dir):
+        return url, storage_options
+    return url, storage_options if _scheme(checkpoint_dir) == "" else None
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0] if "://" in url and not url.startswith(("file://", "local://")) else ""

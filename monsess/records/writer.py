@@ -1,0 +1,336 @@
+"""The records of one session: taken in the training thread, brought to the store by another one.
+
+A slow or failing store never stops training, and never fails silently.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from monsess import clock
+from monsess.errors import MonsessError, StorageError
+from monsess.log import logger, mask
+from monsess.records.lines import FILE, PART_PREFIX, SUFFIX, encode
+from monsess.records.reading import part_key
+from monsess.records.streams import Stream
+from monsess.records.values import Scalars
+from monsess.storage import Storage
+
+#: Seconds after which what waits is sealed as a part: the first ones soon, so that somebody who looks on sees them.
+_PART_SECS = (5.0, 60.0)
+_PART_BYTES = 1 << 20
+_RETRY_SECS = (5.0, 60.0)
+_MOST_WAITING = 100_000
+_CLOSE_SECS = 30.0
+
+
+class Extra(Protocol):
+    """A second form in which the same is written, such as TensorBoard's."""
+
+    def open(self, storage: Storage, names: list[str]) -> Stream:
+        """Its bytes on their way to a directory that holds ``names``."""
+        ...
+
+    def scalars(self, step: int, when: float, values: Mapping[str, float]) -> bytes:
+        """Scalars of a step."""
+        ...
+
+    def summaries(self, step: int, when: float, values: Mapping[str, Any]) -> bytes:
+        """Histograms, images and texts of a step."""
+        ...
+
+    def start(self, step: int, when: float) -> bytes:
+        """A mark: what came before it of ``step`` and later ones is void."""
+        ...
+
+
+class Records:
+    """Writes the records of one session into its directory.
+
+    Args:
+        url: Where.
+        storage_options: For fsspec.
+        attempt: Name of the attempt, part of file names.
+        extra: TensorBoard's form, or None.
+        check: Called in the writing thread before each write; what it raises ends the writing for good, without a
+            word: it is said elsewhere.
+        part_secs: Seconds after which a part is sealed, at first and at most.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Any] | None,
+        attempt: str,
+        extra: Extra | None = None,
+        check: Callable[[], None] = lambda: None,
+        part_secs: tuple[float, float] = _PART_SECS,
+    ) -> None:
+        self._storage = Storage(url, storage_options, tries=2)
+        self._attempt = attempt
+        self._extra = extra
+        self._check = check
+        self._part_secs, self._most_part_secs = part_secs
+        self._changed = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._held: list[Callable[[], None]] | None = []  # until it is opened
+        self._streams: list[Stream] = []
+        self._lines: Stream | None = None
+        self._events: Stream | None = None
+        self._asked = self._answered = 0  # flushes
+        self._whole = True  # whether the newest flush left nothing behind
+        self._closing = False
+        self._ended = False
+        self._warned = False
+        self._dropped = 0
+        self._since: float | None = None  # what waits longest
+        self._retry_at = 0.0
+        self._retry_secs = _RETRY_SECS[0]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is recorded is written."""
+        return self._held is None
+
+    def open(self) -> None:
+        """Begin to write, with what was recorded so far."""
+        if self._held is None:
+            return
+        held, self._held = self._held, None
+        for one in held:
+            self._put(one)
+
+    def start(self, step: int, **fields: Any) -> None:
+        """An attempt begins after ``step``: what was recorded of later steps is void."""
+        when = self._record("start", step, fields)
+        if self._extra is not None:
+            self._put(lambda: self._extra_add(lambda extra: extra.start(step + 1, when)))
+
+    def record(self, event: str, step: int, **fields: Any) -> None:
+        """Write an event; ``time`` may be among the fields."""
+        self._record(event, step, fields)
+
+    def log(self, step: int, scalars: Scalars) -> None:
+        """Write scalars; those of the device are waited for by the thread that writes."""
+        when = _wall()
+
+        def write() -> None:
+            try:
+                values = scalars.numbers()
+            except Exception as error:  # the step that they are of has failed, and is heard of
+                logger.debug("values of step %d were lost: %s", step, error)
+                return
+            self._add_line({"step": step, "time": when, "scalars": values})
+            self._extra_add(lambda extra: extra.scalars(step, when, values))
+
+        self._put(write)
+
+    def summarize(self, step: int, summaries: Mapping[str, Any]) -> None:
+        """Write histograms, images and texts."""
+        when = _wall()
+        for tag, value in summaries.items():
+            text = getattr(value, "text", None)
+            if text is not None:
+                self._record("text", step, {"tag": tag, "text": text})
+        self._put(lambda: self._extra_add(lambda extra: extra.summaries(step, when, summaries)))
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything recorded so far is in the store; never raises.
+
+        Args:
+            seconds: How long at most.
+
+        Returns:
+            Whether it is; False at once if the store refuses it now.
+        """
+        with self._changed:
+            if self._held is not None or self._ended or self._thread is None:
+                return self._held is not None or self._thread is None
+            self._asked += 1
+            ticket = self._asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._answered >= ticket or self._ended, seconds)
+            return self._answered >= ticket and self._whole
+
+    def close(self, seconds: float = _CLOSE_SECS) -> None:
+        """Bring the rest to the store and end; never raises.
+
+        Args:
+            seconds: How long at most; what is not there by then is lost, with a warning.
+        """
+        thread = self._thread
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if thread is None:
+            return
+        thread.join(seconds)
+        if thread.is_alive() or not self._whole or self._dropped:
+            logger.warning(
+                "Not all records of this run could be written to %s%s; checkpoints are not concerned.",
+                self._storage.shown,
+                f" within {seconds:g} s" if thread.is_alive() else "",
+            )
+
+    def _record(self, event: str, step: int, fields: Mapping[str, Any]) -> float:
+        record = {"event": event, "step": step, "time": _wall(), **fields}
+        record = {name: _masked(value) for name, value in record.items()}
+        self._put(lambda: self._add_line(record))
+        return float(record["time"])
+
+    def _put(self, write: Callable[[], None]) -> None:
+        with self._changed:
+            if self._closing or self._ended:
+                return
+            if self._held is not None:
+                self._held.append(write)
+                return
+            if len(self._waiting) >= _MOST_WAITING:
+                self._waiting.popleft()
+                self._dropped += 1
+                if self._dropped == 1:
+                    logger.warning("%s does not take records as fast as they come; some are lost.", self._storage.shown)
+            self._waiting.append(write)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="monsess-records", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter is ending and starts no thread any more
+                    self._ended = True
+            elif len(self._waiting) == 1:
+                self._changed.notify_all()
+
+    # ---- the thread that writes
+
+    def _work(self) -> None:
+        try:
+            while self._round():
+                pass
+        except MonsessError as error:  # the directory is somebody else's by now
+            logger.debug("%s", error)
+        except Exception as error:
+            logger.warning("Records are written no more: %s: %s", type(error).__name__, mask(str(error)))
+            self._whole = False
+        finally:
+            for stream in self._streams:
+                stream.close()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _round(self) -> bool:
+        """Take what waits and write what is due; False if that was the last time."""
+        with self._changed:
+            if not self._waiting and not self._closing and self._asked == self._answered:
+                self._changed.wait(self._pause())
+            taken, self._waiting = self._waiting, deque()
+            asked, closing = self._asked, self._closing
+        if taken:
+            self._open_streams()
+        for write in taken:
+            write()
+        if any(stream.size for stream in self._streams):
+            self._since = time.monotonic() if self._since is None else self._since
+        wanted = closing or asked > self._answered
+        if wanted or self._is_due():
+            self._write(durable=asked > self._answered, last=closing)
+            if asked > self._answered:
+                with self._changed:
+                    self._answered = asked
+                    self._changed.notify_all()
+        return not closing
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due; None if nothing waits."""
+        if self._since is None:
+            return None
+        return max(0.0, max(self._since + self._wait_secs(), self._retry_at) - time.monotonic())
+
+    def _wait_secs(self) -> float:
+        return 0.0 if self._storage.local_path is not None else self._part_secs
+
+    def _is_due(self) -> bool:
+        if self._since is None or time.monotonic() < self._retry_at:
+            return False
+        full = any(stream.size >= _PART_BYTES for stream in self._streams)
+        return full or time.monotonic() >= self._since + self._wait_secs()
+
+    def _write(self, durable: bool, last: bool) -> None:
+        self._check()
+        whole = True
+        for stream in self._streams:
+            try:
+                stream.flush(durable)
+            except StorageError as error:
+                whole = False
+                self._warn(error, last)
+        if whole:
+            self._part_secs = min(self._part_secs * 1.25, self._most_part_secs)
+            self._retry_at, self._retry_secs = 0.0, _RETRY_SECS[0]
+            self._since = None
+        else:
+            self._retry_at = time.monotonic() + self._retry_secs
+            self._retry_secs = min(self._retry_secs * 2, _RETRY_SECS[1])
+        self._whole = whole and not any(stream.lost for stream in self._streams)
+
+    def _warn(self, error: StorageError, last: bool) -> None:
+        if not self._warned and not last:
+            self._warned = True
+            logger.warning("Records could not be written; training goes on and it is tried again: %s", error)
+        else:
+            logger.debug("%s", error)
+
+    def _open_streams(self) -> None:
+        """Choose names that sort after those of all attempts before; until the store answers, it is asked again."""
+        if self._lines is not None:
+            return
+        names: list[str] = []
+        while True:
+            try:
+                self._check()
+                names = list(self._storage.list())
+            except FileNotFoundError:
+                pass
+            except StorageError as error:
+                self._whole = False
+                self._warn(error, self._closing)
+                with self._changed:
+                    self._answered = self._asked
+                    self._changed.notify_all()
+                    if self._closing:
+                        raise
+                    self._changed.wait(self._retry_secs)
+                self._retry_secs = min(self._retry_secs * 2, _RETRY_SECS[1])
+                continue
+            break
+        numbers = [key[0] for name in names if (key := part_key(name)) is not None]
+        prefix = f"{PART_PREFIX}{max(numbers, default=0) + 1:04d}-{self._attempt}-"
+        self._whole = True
+        self._lines = Stream(self._storage, lambda n: FILE if n is None else f"{prefix}{n:06d}{SUFFIX}", lines=True)
+        self._streams.append(self._lines)
+        if self._extra is not None:
+            self._events = self._extra.open(self._storage, names)
+            self._streams.append(self._events)
+
+    def _add_line(self, record: Mapping[str, Any]) -> None:
+        assert self._lines is not None
+        self._lines.add(encode(record))
+
+    def _extra_add(self, make: Callable[[Extra], bytes]) -> None:
+        if self._extra is not None and self._events is not None:
+            self._events.add(make(self._extra))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return mask(value)
+    return {name: _masked(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _wall() -> float:
+    return round(clock.wall(), 3)
