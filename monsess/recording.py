@@ -12,6 +12,8 @@ import jax
 from monsess.agreement import StopReason
 from monsess.records.values import Scalars
 from monsess.records.writer import Records
+from monsess.saving import Saving
+from monsess.timer import check_steps
 
 _FLUSH_SECS = 20.0
 _CLOSE_SECS = 30.0
@@ -22,17 +24,29 @@ class Recording:
     """The records of one session; does nothing on other processes than the chief, and where there is no directory.
 
     Args:
-        url: The directory, or None.
-        storage_options: For fsspec.
-        attempt: Name of the attempt.
-        check: Raises if the directory belongs to another run by now.
+        summary_dir: Where to, or None for ``checkpoint_dir``.
+        checkpoint_dir: Where the checkpoints go, or None.
+        storage_options: For the checkpoints' filesystem.
+        saving: The session's checkpoints.
+        chief: Whether this process is the chief.
     """
 
     def __init__(
-        self, url: str | None, storage_options: Mapping[str, Any] | None, attempt: str, check: Callable[[], None]
+        self,
+        summary_dir: str | None,
+        checkpoint_dir: str | None,
+        storage_options: Mapping[str, Any] | None,
+        saving: Saving,
+        chief: bool,
     ) -> None:
-        self._attempt = attempt
-        self._records = None if url is None else Records(url, storage_options, attempt, check=check)
+        self._attempt = saving.attempt
+        self._records: Records | None = None
+        url = summary_dir or checkpoint_dir
+        if url is not None and chief:
+            options = storage_options
+            if checkpoint_dir is not None and _scheme(checkpoint_dir) not in ("", _scheme(url)):
+                options = None  # they are for another kind of store
+            self._records = Records(url, options, self._attempt, check=saving.raise_if_lost)
 
     def start(
         self, step: int, run_id: str, restored_from: int | None, processes: int, versions: dict[str, str]
@@ -61,10 +75,22 @@ class Recording:
         if self._records is not None:
             self._records.open()
 
-    def log(self, step: int, scalars: Scalars) -> None:
-        """Record scalars."""
-        if self._records is not None:
-            self._records.log(step, scalars)
+    def log(
+        self, step: int, scalars: Mapping[str, Any], tell: Callable[[int, Mapping[str, float]], None] | None
+    ) -> None:
+        """Record scalars, and hand them, as numbers, to ``tell``, for which the device is waited for.
+
+        Raises:
+            TypeError: ``scalars`` is no mapping, or has a tag that is no text.
+            ValueError: A value is no real scalar, or ``step`` is none.
+        """
+        step = check_steps("step", step, at_least=0)
+        found = Scalars(scalars)
+        numbers = None if tell is None else found.numbers()
+        if self._records is not None and found:
+            self._records.log(step, found)
+        if tell is not None and numbers:
+            tell(step, numbers)
 
     def summarize(self, step: int, summaries: Mapping[str, Any]) -> None:
         """Record histograms, images and texts."""
@@ -115,16 +141,6 @@ class Recording:
         """Bring the rest to the store, within bounds."""
         if self._records is not None:
             self._records.close(seconds)
-
-
-def directory_of(
-    summary_dir: str | None, checkpoint_dir: str | None, storage_options: Mapping[str, Any] | None
-) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Where a session records, and with which options: those of the checkpoints, if it is the same kind of store."""
-    url = summary_dir or checkpoint_dir
-    if url is None or checkpoint_dir is None or _scheme(url) == _scheme(checkpoint_dir):
-        return url, storage_options
-    return url, storage_options if _scheme(checkpoint_dir) == "" else None
 
 
 def _scheme(url: str) -> str:

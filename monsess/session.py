@@ -42,8 +42,7 @@ from monsess.job import Job
 from monsess.layout import Layout
 from monsess.log import logger
 from monsess.placement import ReplicaCheck, first_device_hash, on_first_device
-from monsess.recording import Recording, directory_of
-from monsess.records.values import Scalars
+from monsess.recording import Recording
 from monsess.recovery import Recovery, Restarts
 from monsess.runner import HookRunner
 from monsess.saving import SavePoint, Saving, leaf_names, versions
@@ -53,7 +52,6 @@ from monsess.step import Step
 from monsess.step_context import StepContext
 from monsess.stopping import Stopping
 from monsess.storage import Storage
-from monsess.timer import check_steps
 from monsess.watch import Watches
 
 
@@ -182,9 +180,7 @@ class MonitoredSession:
         try:
             self._hooks = HookRunner(hooks, chief_only_hooks, job.is_chief, job.process_count)
             self._saving = Saving(checkpoint_dir, storage_options, checkpoint, keep, self._committed, job.is_chief)
-            url, its_options = directory_of(summary_dir, checkpoint_dir, storage_options)
-            attempt, check = self._saving.attempt, self._saving.raise_if_lost
-            self._recording = Recording(url if job.is_chief else None, its_options, attempt, check)
+            self._recording = Recording(summary_dir, checkpoint_dir, storage_options, self._saving, job.is_chief)
             self._feeding = Feeding(data, self._layout, prefetch, remainder, lambda: self._coord, job)
         except BaseException as error:
             job.report(error)
@@ -414,16 +410,10 @@ class MonitoredSession:
                 "log() was called from another thread than the one that trains. Hand the values over, for example "
                 "through a queue, and log them in the loop or in a hook."
             )
-        found = Scalars(scalars)
-        if not found:
-            return
-        at = self._global_step if step is None else check_steps("step", step, at_least=0)
-        numbers = found.numbers() if self._hooks.listen else None
         if self._phase != "starting":
             self._recording.open()
-        self._recording.log(at, found)
-        if numbers is not None:
-            self._hooks.log(at, numbers)
+        at = self._global_step if step is None else step
+        self._recording.log(at, scalars, self._hooks.log if self._hooks.listen else None)
 
     def close(self) -> None:
         """End the session cleanly: commit the final step, end the hooks. Calling it again does nothing."""
@@ -479,6 +469,11 @@ class MonitoredSession:
                 self._agreement.want_stop(StopReason("REQUESTED", by="a thread"))
             return False
         return self._coord.should_stop()
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether a checkpoint of this step was asked for or agreed on and is still to be made."""
+        return self._saving.saves and self._agreement.save_agreed()
 
     @property
     def stop_reason(self) -> StopReason | None:

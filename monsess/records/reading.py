@@ -43,6 +43,12 @@ class Attempt:
         events: All its events in their order, that one first.
         last_step: The newest step that it logged or reached.
         last_time: When it wrote last, in seconds since the epoch.
+
+    Example:
+        >>> import monsess as ms
+        >>> attempt = ms.Attempt({"event": "start", "step": 5}, last_step=8)
+        >>> attempt.end is None, attempt.checkpoints
+        (True, [])
     """
 
     start: dict[str, Any]
