@@ -7,6 +7,7 @@ from monsess.hooks.feed import FeedFnHook
 from monsess.hooks.final_ops import FinalOpsHook
 from monsess.hooks.log_values import LoggingTensorHook
 from monsess.hooks.nan import NanTensorHook
+from monsess.hooks.profiler import ProfilerHook
 from monsess.hooks.replica_check import ReplicaCheckHook
 from monsess.hooks.saver import CheckpointSaverHook, CheckpointSaverListener
 from monsess.hooks.step_counter import StepCounterHook
@@ -22,6 +23,7 @@ __all__ = [
     "GlobalStepWaiterHook",
     "LoggingTensorHook",
     "NanTensorHook",
+    "ProfilerHook",
     "ReplicaCheckHook",
     "StepCounterHook",
     "StopAtStepHook",

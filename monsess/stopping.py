@@ -28,6 +28,11 @@ class Stopping:
         """The agreed reason, or None."""
         return self._agreement.stop
 
+    @property
+    def limit(self) -> int | None:
+        """The step to stop at, or None."""
+        return None if self._limit is None else self._limit[0]
+
     def request(self, reason: Any, everywhere: bool = False) -> None:
         """Ask for a stop, for a `StopReason` or a sentence."""
         if not isinstance(reason, StopReason):

@@ -1,0 +1,278 @@
+"""How far the training is, for the person who watches it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from monsess import clock
+from monsess.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from monsess.hooks._values import flat_fetches
+from monsess.log import logger
+from monsess.timer import check_secs, check_steps
+
+if TYPE_CHECKING:
+    from monsess.coordinator import Coordinator
+    from monsess.session import MonitoredSession
+
+_ALONE = "loss"
+
+
+@final
+class ProgressBarHook(SessionRunHook):
+    """Shows steps, rate, the time that is left, and values of the step: a bar in a terminal, a line elsewhere.
+
+    In a terminal tqdm draws the bar on stderr, redrawn twice a second; lines of the log go above it, and whatever ends
+    the session leaves the cursor on a line of its own. Elsewhere, in a file, a pipe or a notebook, the log gets one
+    line every so many seconds, as it does where tqdm is not installed (``pip install "monsess[tqdm]"``). The chief
+    shows it. The loop does not wait for the device: what is shown is the newest values that are there.
+
+    Args:
+        values: The values to show: the name of an output, a list of names, or a dict from label to name or callable
+            ``f(state, outputs)``; each a single number. None: the output ``loss``, if there is one.
+        total: The last step, at least 1; None: that of the session, which a `StopAtStepHook` gives it.
+        refresh_secs: Seconds between two drawings of the bar, above 0.
+        line_secs: Seconds between two lines where there is no terminal, above 0.
+
+    Raises:
+        ValueError: ``values`` holds something else, or a number is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, monsess as ms
+        >>> @ms.train_step
+        ... def step(state):
+        ...     return state + 1, {"loss": 1 / (state + 1)}
+        >>> hooks = [ms.ProgressBarHook(), ms.StopAtStepHook(last_step=3)]
+        >>> with ms.MonitoredTrainingSession(lambda: jnp.zeros(()), hooks=hooks) as sess:
+        ...     while not sess.should_stop():
+        ...         outputs = sess.run(step)
+    """
+
+    def __init__(
+        self,
+        values: Any = None,
+        total: int | None = None,
+        *,
+        refresh_secs: float = 0.5,
+        line_secs: float = 30.0,
+    ) -> None:
+        self._labels, fetches = _labels_and_fetches(values)
+        self._args = SessionRunArgs(_loss if fetches is None else fetches)
+        self._total = None if total is None else check_steps("total", total)
+        self._refresh_secs = check_secs("refresh_secs", refresh_secs)
+        self._line_secs = check_secs("line_secs", line_secs)
+        self._display: _Display | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew in another session."""
+        self._close()
+        self._shows = True
+        self._due_at = 0.0
+        self._arrived: tuple[int, Any] | None = None
+
+    def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
+        """Begin at the session's step; after a recovery, go back to it."""
+        self._close()  # what was drawn so far stays
+        self._shows = session.is_chief
+        self._arrived = None
+        self._due_at = clock.monotonic()  # with the first run
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the values if they are to be shown."""
+        if not self._shows or clock.monotonic() < self._due_at:
+            return None
+        if self._display is None:
+            self._display = self._open(run_context.session)
+        self._due_at = float("inf")  # until they have arrived
+        return self._args
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Show the values that were fetched last, once they are there."""
+        if run_values.results is not None:
+            values = list(run_values.results)
+            for label, value in zip(self._labels, values, strict=False):
+                if jnp.ndim(value):
+                    raise ValueError(f"ProgressBarHook: {label!r} is no single number, but of shape {value.shape}.")
+            run_context.watch(_one_array(values), partial(self._take, run_context.global_step))
+        if self._arrived is not None:
+            (step, values), self._arrived = self._arrived, None
+            self._show(step, values, run_context.session.last_step)
+
+    def end(self, session: MonitoredSession) -> None:
+        """Show the end, and leave the line."""
+        if self._display is not None:
+            values = session.evaluate(self._args.fetches)
+            self._show(session.global_step, np.asarray(_one_array(list(values))), session.last_step)
+        self._close()
+
+    def on_error(self, session: MonitoredSession, error: BaseException) -> None:
+        """Leave the line: the error is printed below it."""
+        self._close()
+
+    def _take(self, step: int, values: Any) -> None:
+        self._arrived = (step, np.asarray(values))  # in any thread: it is shown in the training thread
+
+    def _show(self, step: int, values: Any, last_step: int | None) -> None:
+        assert self._display is not None
+        texts = [f"{label}={value:.4g}" for label, value in zip(self._labels, values, strict=False)]
+        self._display.show(step, last_step if self._total is None else self._total, ", ".join(texts))
+        self._due_at = clock.monotonic() + self._display.secs
+
+    def _open(self, session: MonitoredSession) -> _Display:
+        stream = sys.stderr
+        if stream is not None and stream.isatty():
+            try:
+                return _bar(stream, session.global_step, self._refresh_secs)
+            except ImportError:
+                logger.info('The progress is shown line by line: a bar needs tqdm. pip install "monsess[tqdm]"')
+        return _Lines(session.global_step, self._line_secs)
+
+    def _close(self) -> None:
+        display, self._display = self._display, None
+        if display is not None:
+            display.close()
+
+
+class _Display(Protocol):
+    """Shows how far the training is."""
+
+    #: float: seconds between two times that it is shown.
+    secs: float
+
+    def show(self, step: int, total: int | None, text: str) -> None:
+        """Show a step."""
+
+    def close(self) -> None:
+        """Leave what was shown last."""
+
+
+class _Lines:
+    """One line of the log each time."""
+
+    def __init__(self, step: int, secs: float) -> None:
+        self.secs = secs
+        self._shown: int | None = None
+        self._step = step
+        self._since = clock.monotonic()
+
+    def show(self, step: int, total: int | None, text: str) -> None:
+        """Log a line; its rate is that since the line before."""
+        if step == self._shown:
+            return
+        now = clock.monotonic()
+        seconds, steps = now - self._since, step - self._step
+        rate = steps / seconds if seconds > 0 else 0.0
+        # The first line comes with the first steps, which compile: their rate says nothing of the others.
+        known = self._shown is not None and rate > 0
+        parts = [f"step {step}" if total is None else f"step {step}/{total} ({100 * step / total:.1f} %)"]
+        if known:
+            parts.append(f"{rate:.4g} steps/s")
+        if known and total is not None and step < total:
+            parts.append(f"{_duration((total - step) / rate)} left")
+        if text:
+            parts.append(text)
+        logger.info("%s", ", ".join(parts))
+        self._step, self._since, self._shown = step, now, step
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+def _bar(stream: TextIO, step: int, secs: float) -> _Display:
+    """A bar drawn by tqdm.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    from tqdm.std import tqdm
+
+    class Quiet(tqdm):
+        monitor_interval = 0  # no thread: the hook knows when to draw
+
+    class Bar:
+        def __init__(self) -> None:
+            self.secs = secs
+            # Some terminals do not tell how wide they are.
+            width: dict[str, Any] = {"dynamic_ncols": True} if _columns(stream) else {"ncols": 80}
+            self._tqdm: Any = Quiet(
+                initial=step, unit="step", file=stream, mininterval=0, miniters=0, leave=True, **width
+            )
+            self._clears = _ClearsLine(self._tqdm.clear)
+            logger.handlers.insert(0, self._clears)  # before the handlers that write
+
+        def show(self, step: int, total: int | None, text: str) -> None:
+            self._tqdm.total = total
+            self._tqdm.set_postfix_str(text, refresh=False)
+            if not self._tqdm.update(step - self._tqdm.n):
+                self._tqdm.refresh()
+
+        def close(self) -> None:
+            if self._clears in logger.handlers:
+                logger.handlers.remove(self._clears)
+            self._tqdm.close()
+
+    return Bar()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+class _ClearsLine(logging.Handler):
+    """Takes the bar away for a line of the log, which is written where it was; the bar is drawn anew below it."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        super().__init__()
+        self._clear = clear
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._clear()
+
+
+def _labels_and_fetches(values: Any) -> tuple[tuple[str, ...], Any]:
+    if values is None:
+        return (_ALONE,), None
+    if isinstance(values, str):
+        values = [values]
+    if callable(values):
+        raise ValueError(f"invalid values={values!r}: give the callable a label, in a dict.")
+    if isinstance(values, Mapping):
+        labels, fetches = tuple(map(str, values)), tuple(values.values())
+    else:
+        fetches = tuple(values)
+        labels = tuple(map(str, fetches))
+    for fetch in fetches:
+        flat_fetches("values", fetch)
+        if not (isinstance(fetch, str) or callable(fetch)):
+            raise ValueError(f"invalid values: {fetch!r} is more than one value. Expected a name or a callable.")
+    return labels, fetches
+
+
+def _loss(state: Any, outputs: Any) -> Any:
+    """The output ``loss`` if there is one: a list of one value or none."""
+    found = outputs.get(_ALONE) if isinstance(outputs, Mapping) else None
+    return [] if found is None or jnp.ndim(found) else [found]
+
+
+@jax.jit
+def _one_array(values: list[Any]) -> jax.Array:
+    """All values as one array, so that one transfer brings them to the host."""
+    return jnp.stack([jnp.asarray(v, jnp.float32) for v in values]) if values else jnp.zeros((0,), jnp.float32)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
