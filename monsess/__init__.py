@@ -44,6 +44,8 @@ from monsess.errors import StateNotReadyError as StateNotReadyError
 from monsess.errors import StepDefinitionError as StepDefinitionError
 from monsess.errors import StorageError as StorageError
 from monsess.errors import UnstorableLeafError as UnstorableLeafError
+from monsess.evaluation import EvaluationResult as EvaluationResult
+from monsess.evaluation import Evaluator as Evaluator
 from monsess.hook import SessionRunArgs as SessionRunArgs
 from monsess.hook import SessionRunContext as SessionRunContext
 from monsess.hook import SessionRunHook as SessionRunHook
@@ -51,6 +53,8 @@ from monsess.hook import SessionRunValues as SessionRunValues
 from monsess.hooks import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
 from monsess.hooks import CheckpointSaverHook as CheckpointSaverHook
 from monsess.hooks import CheckpointSaverListener as CheckpointSaverListener
+from monsess.hooks import EarlyStoppingHook as EarlyStoppingHook
+from monsess.hooks import EvaluationHook as EvaluationHook
 from monsess.hooks import FeedFnHook as FeedFnHook
 from monsess.hooks import FinalOpsHook as FinalOpsHook
 from monsess.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
@@ -58,7 +62,16 @@ from monsess.hooks import LoggingTensorHook as LoggingTensorHook
 from monsess.hooks import NanTensorHook as NanTensorHook
 from monsess.hooks import ReplicaCheckHook as ReplicaCheckHook
 from monsess.hooks import StepCounterHook as StepCounterHook
+from monsess.hooks import StopAfterNEvalsHook as StopAfterNEvalsHook
 from monsess.hooks import StopAtStepHook as StopAtStepHook
+from monsess.hooks import StopAtTimeHook as StopAtTimeHook
+from monsess.hooks import make_early_stopping_hook as make_early_stopping_hook
+from monsess.hooks import stop_if_higher_hook as stop_if_higher_hook
+from monsess.hooks import stop_if_lower_hook as stop_if_lower_hook
+from monsess.hooks import stop_if_no_decrease_hook as stop_if_no_decrease_hook
+from monsess.hooks import stop_if_no_increase_hook as stop_if_no_increase_hook
+from monsess.new_checkpoints import checkpoints_iterator as checkpoints_iterator
+from monsess.new_checkpoints import wait_for_new_checkpoint as wait_for_new_checkpoint
 from monsess.optim import DistributedOptimizer as DistributedOptimizer
 from monsess.optim import linear_scaled_lr as linear_scaled_lr
 from monsess.records import Attempt as Attempt
@@ -94,7 +107,11 @@ __all__ = [
     "DamagedCheckpointError",
     "DirectoryInUseError",
     "DistributedOptimizer",
+    "EarlyStoppingHook",
     "EndOfData",
+    "EvaluationHook",
+    "EvaluationResult",
+    "Evaluator",
     "FeedConflictError",
     "FeedFnHook",
     "FetchError",
@@ -138,7 +155,9 @@ __all__ = [
     "StepCounterHook",
     "StepDefinitionError",
     "StepRecord",
+    "StopAfterNEvalsHook",
     "StopAtStepHook",
+    "StopAtTimeHook",
     "StopReason",
     "StorageError",
     "UnstorableLeafError",
@@ -146,15 +165,22 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "checkpoints_iterator",
     "eval_step",
     "latest_checkpoint",
     "linear_scaled_lr",
     "load_checkpoint",
+    "make_early_stopping_hook",
     "masked_mean",
     "per_device_key",
     "read_metrics",
     "repeat",
     "request_preemption",
+    "stop_if_higher_hook",
+    "stop_if_lower_hook",
+    "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
     "testing",
     "train_step",
+    "wait_for_new_checkpoint",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 import uuid
 from collections.abc import Callable, Mapping
@@ -76,6 +77,9 @@ class Saving:
         self._keep = keep
         #: tuple[str, ...]: the outputs that the retention ranks steps by; values of an evaluation come from elsewhere.
         self.ranked_by = tuple(name for name in getattr(keep, "metrics", ()) if not name.startswith("eval/"))
+        #: frozenset[str]: values of an evaluation that it ranks them by.
+        self.ranked_by_evaluation = frozenset(getattr(keep, "metrics", ())).difference(self.ranked_by)
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})  # values of a step that is not saved yet
         self._on_commit = on_commit
         self._snapshot = Snapshotter(on_host=options.snapshot == "host")
         self._saver: Saver | None = None
@@ -224,9 +228,27 @@ class Saving:
         state, content, metrics, gate = point()
         # The very object that the gate completes with what the other processes hand in.
         content |= {"step": step, "run_id": self.run_id, "attempt": self.attempt, "versions": versions()}
+        if self._evaluated[0] == step:
+            metrics = {**metrics, **self._evaluated[1]}
         leaves = self._snapshot(state)
         self._saver.submit(Snapshot(step, leaves, self._specs, content, metrics, gate, is_final=final))
         self._taken = step
+
+    def rank(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take note of values of an evaluation, for the checkpoint of that step, be it written or not.
+
+        Args:
+            step: Global step.
+            metrics: The values, by names of `ranked_by_evaluation`.
+        """
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        if not finite or not self._chief or self.store is None:
+            return
+        if self._taken is None or step > self._taken:
+            before = self._evaluated[1] if self._evaluated[0] == step else {}
+            self._evaluated = (step, {**before, **finite})
+        elif self._saver is not None:
+            self._saver.rank(step, finite)
 
     def poll(self, session: MonitoredSession) -> None:
         """Tell listeners of new commits, and raise what went wrong in the background."""

@@ -414,6 +414,8 @@ class MonitoredSession:
             self._recording.open()
         at = self._global_step if step is None else step
         self._recording.log(at, scalars, self._hooks.log if self._hooks.listen else None)
+        if ranked := self._saving.ranked_by_evaluation.intersection(scalars):
+            self._saving.rank(at, {tag: float(scalars[tag]) for tag in ranked})
 
     def close(self) -> None:
         """End the session cleanly: commit the final step, end the hooks. Calling it again does nothing."""

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,10 @@ class Saver:
                 self._thread = threading.Thread(target=self._work, name="monsess-saver", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def rank(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take note of finite values by which retention may rank a step that was submitted or committed earlier."""
+        self._upkeep.rank(step, metrics)
 
     def poll(self) -> list[int]:
         """Return what was committed since the last call, without waiting.

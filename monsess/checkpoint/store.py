@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import numbers
 import os
 import re
 import threading
@@ -30,6 +32,7 @@ from typing import Any, final
 
 from monsess.checkpoint import aside
 from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, StepRecord, decode
+from monsess.checkpoint.evaluations import Evaluations
 from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, STAGING_PREFIX, Listing, Standing, Survey
 from monsess.errors import MonsessError, StorageError
 from monsess.localfiles import Digest
@@ -152,6 +155,49 @@ class CheckpointStore:
         """
         self._storage.delete(f"{PINS}/{step}")
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """The values by which a committed step may be ranked: those of its commit, and those noted since.
+
+        Args:
+            step: Global step.
+
+        Returns:
+            Finite values by name, such as ``"loss"`` or ``"eval/accuracy"``.
+
+        Raises:
+            MonsessError: The step is not a committed checkpoint.
+            StorageError: The store could not be read.
+        """
+        record = self._demand(step)
+        evaluations = Evaluations(self._storage)
+        evaluations.refresh([step])
+        return dict(evaluations.applied(record).metrics)
+
+    def note_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note values of a committed step that came after its commit, such as those of an evaluation in another job.
+
+        The checkpoint itself is not touched. A run that ranks its checkpoints by one of them, as `KeepBest` does,
+        finds it when it next looks at what to keep.
+
+        Args:
+            step: Global step.
+            metrics: Values by name; an evaluation's are called ``"eval/<name>"``. Those that are not finite are left
+                out.
+
+        Raises:
+            ValueError: A name is no text, or a value no number.
+            MonsessError: The step is not a committed checkpoint.
+            StorageError: They could not be written.
+        """
+        for name, value in metrics.items():
+            real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not isinstance(name, str) or not name or not real:
+                raise ValueError(f"invalid metrics: {name!r}: {value!r}. Expected a text and a number for each value.")
+        record = self._demand(step)
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        if finite:
+            Evaluations(self._storage).add(record, finite)
+
     def read_run(self) -> dict[str, Any] | None:
         """Return what run.json holds; None if it is absent or unreadable as JSON.
 
@@ -223,10 +269,12 @@ class CheckpointStore:
         twin._damaged, twin._sound, twin._run_lock = self._damaged, self._sound, self._run_lock
         return twin
 
-    def _demand(self, step: int) -> None:
-        """Raise unless ``step`` is committed now."""
-        if not isinstance(self._look_at(step, self._look()), CommitRecord):
+    def _demand(self, step: int) -> CommitRecord:
+        """The commit record of ``step``; raises unless it is committed now."""
+        found = self._look_at(step, self._look())
+        if not isinstance(found, CommitRecord):
             raise MonsessError(f"Step {step} in {self.url} is not a committed checkpoint; there are {self.steps()}.")
+        return found
 
     def _look(self) -> Listing:
         """List the directory."""

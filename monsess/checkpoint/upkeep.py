@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from monsess.checkpoint import aside
 from monsess.checkpoint.commit import CommitRecord, StepRecord
+from monsess.checkpoint.evaluations import EVAL_PREFIX, EVALS, Evaluations
 from monsess.checkpoint.publish import Writer
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.staging import remove_dead
@@ -30,6 +31,7 @@ from monsess.log import logger
 _STAGING_NAME = re.compile(rf"{re.escape(STAGING_PREFIX)}(?:0|[1-9][0-9]*)-.+")
 _DELETING_NAME = re.compile(rf"{re.escape(DELETING_PREFIX)}(0|[1-9][0-9]*)")
 _SLOW_SECS = 5.0
+_MOST_EARLY = 100
 _FAILURES = 3  # so many in a row, and the rest is left for after the next commit
 
 
@@ -76,6 +78,10 @@ class Upkeep:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._fresh: dict[int, CommitRecord] = {}
+        self._evaluations = Evaluations(self._store._storage)
+        self._ranks_evaluations = any(name.startswith(EVAL_PREFIX) for name in getattr(keep, "metrics", ()))
+        self._late: dict[int, dict[str, float]] = {}  # values of steps, to be written beside their checkpoints
+        self._early: dict[int, dict[str, float]] = {}  # that are tried again after the next commit
         self._working = False
         self._done = 0  # things since the newest commit
         self._closed = False
@@ -100,15 +106,34 @@ class Upkeep:
             if self._closed:
                 return
             self._fresh[record.step] = record
+            early, self._early = self._early, {}
+            self._late = {s: {**early.get(s, {}), **self._late.get(s, {})} for s in {**early, **self._late}}
             self._done = 0
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="monsess-upkeep", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError:  # the interpreter is ending and starts no thread any more
-                    self._fresh.clear()
-                    self._closed = True
-            self._changed.notify_all()
+            self._wake()
+
+    def rank(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take note of values of a step that is committed or may yet be; returns at once.
+
+        Args:
+            step: Global step.
+            metrics: Finite values.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._late.setdefault(step, {}).update(metrics)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="monsess-upkeep", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the interpreter is ending and starts no thread any more
+                self._fresh.clear()
+                self._late.clear()
+                self._closed = True
+        self._changed.notify_all()
 
     def breathe(self, seconds: float) -> None:
         """Wait until something was done since the newest commit, so that the store does not grow; not for long."""
@@ -145,21 +170,25 @@ class Upkeep:
             return not self._is_busy()
 
     def _is_busy(self) -> bool:
-        return self._working or bool(self._fresh)
+        return self._working or bool(self._fresh) or bool(self._late)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._working = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._fresh or self._closed)
-                if self._given_up or not self._fresh:
+                self._changed.wait_for(lambda: self._fresh or self._late or self._closed)
+                if self._given_up or not (self._fresh or self._late):
                     return
                 fresh, self._fresh = self._fresh, {}
+                late, self._late = self._late, {}
                 self._working = True
                 self._touched = set(self._claimed)
             try:
-                self._round(fresh)
+                for step, metrics in late.items():
+                    self._note(step, metrics, newest=max(fresh, default=-1))
+                if fresh:
+                    self._round(fresh)
             except DirectoryInUseError as error:  # the next commit raises it where it is heard
                 logger.debug("%s", error)
             except Exception as error:  # deletion never stops training
@@ -207,8 +236,32 @@ class Upkeep:
             survey = self._store._survey({**remembered, **fresh})
             self._store._note_damage(damaged, survey)
         self._known = {**survey.committed, **fresh}
+        if self._ranks_evaluations:
+            self._evaluations.refresh()
+            self._known = {step: self._evaluations.applied(record) for step, record in self._known.items()}
         self._broken = {s: record for s, record in before.items() if survey.others.get(s) is Standing.BROKEN}
         return self._known, survey
+
+    def _note(self, step: int, metrics: Mapping[str, float], newest: int) -> None:
+        """Write values of a step beside its checkpoint, or keep them until there is one, or the store answers."""
+        try:
+            found = self._store._look_at(step, self._store._look())
+            if isinstance(found, CommitRecord):
+                if found.run_id == self._writer.run_id:
+                    self._check()
+                    self._evaluations.add(found, metrics)
+                return
+            if step < newest:
+                return  # it never became a checkpoint, and steps are committed in their order
+        except DirectoryInUseError:
+            raise
+        except Exception as error:
+            self._warn_of(error)
+        with self._changed:
+            later = self._late if step in self._fresh else self._early
+            later[step] = {**metrics, **later.get(step, {})}
+            for old in sorted(self._early)[:-_MOST_EARLY]:
+                del self._early[old]
 
     def _do(self, work: _Work) -> None:
         with self._changed:
@@ -287,6 +340,8 @@ class Upkeep:
                 work.append(_Work(step, lambda s=step: self._drop(s)))
             else:
                 self._looked_at.add(step)
+        for name in self._evaluations.orphans(survey.listing.numbers):
+            work.append(_Work(None, lambda n=name: self._store._storage.delete(n)))
         for mark in aside.marks(survey.listing.moving, but_of=self._writer.attempt):
             work.append(_Work(None, lambda m=mark: aside.settle(self._store, m)))
         return work if self._store._storage.local_path is None else work + self._local_leftovers(survey)
@@ -304,8 +359,9 @@ class Upkeep:
         for name in os.listdir(local):
             if match := _DELETING_NAME.fullmatch(name):
                 work.append(_Work(int(match[1]), lambda n=name: self._store._storage.delete_tree(n)))
-        pins = os.path.join(local, PINS)
-        for folder in (local, pins) if os.path.isdir(pins) else (local,):
+        for folder in (local, os.path.join(local, PINS), os.path.join(local, EVALS)):
+            if not os.path.isdir(folder):
+                continue
             for name in os.listdir(folder):
                 if name.startswith(TEMPORARY_PREFIX) and not name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
                     path = os.path.join(folder, name)

@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from monsess.checkpoint.commit import CommitRecord, StepRecord
+from monsess.checkpoint.evaluations import Evaluations
 from monsess.checkpoint.owner import Owner, UnknownOwner, find_owner
 from monsess.checkpoint.retention import KeepBest, KeepEvery, KeepLast, Retention
-from monsess.checkpoint.store import CheckpointStore
+from monsess.checkpoint.store import CheckpointStore, _identity
 from monsess.checkpoint.survey import Standing, Survey
 from monsess.commands.console import Cell, Console, age_text, count_text, size_text
 from monsess.commands.options import Parser, UsageError, add_store, count, nothing_there, open_store
@@ -54,6 +55,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         _refuse_owned(store, owner, args)
         survey = store._survey()
         store._note_damage(store._remembered_damage(store.read_run() or {}), survey)
+        evaluations = Evaluations(store._storage)
+        evaluations.refresh()
+        survey.committed.update({step: evaluations.applied(record) for step, record in survey.committed.items()})
         pinned = store._pins()
     if not survey.committed:
         console.document({"url": store.url, "deleted": [], "kept": [], "freed": 0, "dry_run": args.dry_run})
@@ -216,7 +220,7 @@ def _delete(store: CheckpointStore, surplus: list[int], records: dict[int, StepR
                 console.note(f"step {step} was pinned meanwhile and stays")
                 continue
             found = store._look_at(step, store._look())
-            if isinstance(found, CommitRecord) and found != records[step]:
+            if isinstance(found, CommitRecord) and _identity(found) != _identity(records[step]):
                 console.note(f"step {step} was written anew meanwhile and stays")
                 continue
             store._forget(step)
