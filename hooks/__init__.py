@@ -14,9 +14,11 @@ from monsess.hooks.early_stopping import (
 from monsess.hooks.evaluation import EvaluationHook
 from monsess.hooks.feed import FeedFnHook
 from monsess.hooks.final_ops import FinalOpsHook
+from monsess.hooks.goodput import GoodputHook
 from monsess.hooks.log_values import LoggingTensorHook
 from monsess.hooks.nan import NanTensorHook
 from monsess.hooks.profiler import ProfilerHook
+from monsess.hooks.progress_bar import ProgressBarHook
 from monsess.hooks.replica_check import ReplicaCheckHook
 from monsess.hooks.saver import CheckpointSaverHook, CheckpointSaverListener
 from monsess.hooks.step_counter import StepCounterHook
@@ -24,6 +26,7 @@ from monsess.hooks.stop_after_n_evals import StopAfterNEvalsHook
 from monsess.hooks.stop_at_step import StopAtStepHook
 from monsess.hooks.stop_at_time import StopAtTimeHook
 from monsess.hooks.waiter import GlobalStepWaiterHook
+from monsess.hooks.watchdog import WatchdogHook
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -34,14 +37,17 @@ __all__ = [
     "FeedFnHook",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
+    "GoodputHook",
     "LoggingTensorHook",
     "NanTensorHook",
     "ProfilerHook",
+    "ProgressBarHook",
     "ReplicaCheckHook",
     "StepCounterHook",
     "StopAfterNEvalsHook",
     "StopAtStepHook",
     "StopAtTimeHook",
+    "WatchdogHook",
     "make_early_stopping_hook",
     "stop_if_higher_hook",
     "stop_if_lower_hook",

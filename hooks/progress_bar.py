@@ -75,7 +75,7 @@ class ProgressBarHook(SessionRunHook):
     def begin(self) -> None:
         """Begin anew in another session."""
         self._close()
-        self._shows = True
+        self._shows, self._fetched = True, False
         self._due_at = 0.0
         self._arrived: tuple[int, Any] | None = None
 
@@ -83,6 +83,7 @@ class ProgressBarHook(SessionRunHook):
         """Begin at the session's step; after a recovery, go back to it."""
         self._close()  # what was drawn so far stays
         self._shows = session.is_chief
+        self._fetched = False
         self._arrived = None
         self._due_at = clock.monotonic()  # with the first run
 
@@ -90,8 +91,7 @@ class ProgressBarHook(SessionRunHook):
         """Fetch the values if they are to be shown."""
         if not self._shows or clock.monotonic() < self._due_at:
             return None
-        if self._display is None:
-            self._display = self._open(run_context.session)
+        self._fetched = True
         self._due_at = float("inf")  # until they have arrived
         return self._args
 
@@ -105,13 +105,13 @@ class ProgressBarHook(SessionRunHook):
             run_context.watch(_one_array(values), partial(self._take, run_context.global_step))
         if self._arrived is not None:
             (step, values), self._arrived = self._arrived, None
-            self._show(step, values, run_context.session.last_step)
+            self._show(step, values, run_context.session)
 
     def end(self, session: MonitoredSession) -> None:
         """Show the end, and leave the line."""
-        if self._display is not None:
+        if self._fetched:
             values = session.evaluate(self._args.fetches)
-            self._show(session.global_step, np.asarray(_one_array(list(values))), session.last_step)
+            self._show(session.global_step, np.asarray(_one_array(list(values))), session)
         self._close()
 
     def on_error(self, session: MonitoredSession, error: BaseException) -> None:
@@ -121,20 +121,22 @@ class ProgressBarHook(SessionRunHook):
     def _take(self, step: int, values: Any) -> None:
         self._arrived = (step, np.asarray(values))  # in any thread: it is shown in the training thread
 
-    def _show(self, step: int, values: Any, last_step: int | None) -> None:
-        assert self._display is not None
+    def _show(self, step: int, values: Any, session: MonitoredSession) -> None:
+        total = session.last_step if self._total is None else self._total
+        if self._display is None:  # only now: the first run, which compiles, says nothing of the rate
+            self._display = self._open(step, total)
         texts = [f"{label}={value:.4g}" for label, value in zip(self._labels, values, strict=False)]
-        self._display.show(step, last_step if self._total is None else self._total, ", ".join(texts))
+        self._display.show(step, total, ", ".join(texts))
         self._due_at = clock.monotonic() + self._display.secs
 
-    def _open(self, session: MonitoredSession) -> _Display:
+    def _open(self, step: int, total: int | None) -> _Display:
         stream = sys.stderr
         if stream is not None and stream.isatty():
             try:
-                return _bar(stream, session.global_step, self._refresh_secs)
+                return _bar(stream, step, total, self._refresh_secs)
             except ImportError:
                 logger.info('The progress is shown line by line: a bar needs tqdm. pip install "monsess[tqdm]"')
-        return _Lines(session.global_step, self._line_secs)
+        return _Lines(step, self._line_secs)
 
     def _close(self) -> None:
         display, self._display = self._display, None
@@ -171,12 +173,10 @@ class _Lines:
         now = clock.monotonic()
         seconds, steps = now - self._since, step - self._step
         rate = steps / seconds if seconds > 0 else 0.0
-        # The first line comes with the first steps, which compile: their rate says nothing of the others.
-        known = self._shown is not None and rate > 0
         parts = [f"step {step}" if total is None else f"step {step}/{total} ({100 * step / total:.1f} %)"]
-        if known:
+        if rate > 0:
             parts.append(f"{rate:.4g} steps/s")
-        if known and total is not None and step < total:
+        if rate > 0 and total is not None and step < total:
             parts.append(f"{_duration((total - step) / rate)} left")
         if text:
             parts.append(text)
@@ -187,7 +187,7 @@ class _Lines:
         """Nothing is left open."""
 
 
-def _bar(stream: TextIO, step: int, secs: float) -> _Display:
+def _bar(stream: TextIO, step: int, total: int | None, secs: float) -> _Display:
     """A bar drawn by tqdm.
 
     Raises:
@@ -204,7 +204,7 @@ def _bar(stream: TextIO, step: int, secs: float) -> _Display:
             # Some terminals do not tell how wide they are.
             width: dict[str, Any] = {"dynamic_ncols": True} if _columns(stream) else {"ncols": 80}
             self._tqdm: Any = Quiet(
-                initial=step, unit="step", file=stream, mininterval=0, miniters=0, leave=True, **width
+                initial=step, total=total, unit="step", file=stream, mininterval=0, miniters=0, leave=True, **width
             )
             self._clears = _ClearsLine(self._tqdm.clear)
             logger.handlers.insert(0, self._clears)  # before the handlers that write

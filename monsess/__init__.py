@@ -58,13 +58,17 @@ from monsess.hooks import EvaluationHook as EvaluationHook
 from monsess.hooks import FeedFnHook as FeedFnHook
 from monsess.hooks import FinalOpsHook as FinalOpsHook
 from monsess.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
+from monsess.hooks import GoodputHook as GoodputHook
 from monsess.hooks import LoggingTensorHook as LoggingTensorHook
 from monsess.hooks import NanTensorHook as NanTensorHook
+from monsess.hooks import ProfilerHook as ProfilerHook
+from monsess.hooks import ProgressBarHook as ProgressBarHook
 from monsess.hooks import ReplicaCheckHook as ReplicaCheckHook
 from monsess.hooks import StepCounterHook as StepCounterHook
 from monsess.hooks import StopAfterNEvalsHook as StopAfterNEvalsHook
 from monsess.hooks import StopAtStepHook as StopAtStepHook
 from monsess.hooks import StopAtTimeHook as StopAtTimeHook
+from monsess.hooks import WatchdogHook as WatchdogHook
 from monsess.hooks import make_early_stopping_hook as make_early_stopping_hook
 from monsess.hooks import stop_if_higher_hook as stop_if_higher_hook
 from monsess.hooks import stop_if_lower_hook as stop_if_lower_hook
@@ -117,6 +121,7 @@ __all__ = [
     "FetchError",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
+    "GoodputHook",
     "HookError",
     "InputPositionError",
     "KeepBest",
@@ -135,6 +140,8 @@ __all__ = [
     "PeerFailedError",
     "Point",
     "ProcessesDivergedError",
+    "ProfilerHook",
+    "ProgressBarHook",
     "Recovery",
     "ReplicaCheckHook",
     "ReplicasDifferError",
@@ -161,6 +168,7 @@ __all__ = [
     "StopReason",
     "StorageError",
     "UnstorableLeafError",
+    "WatchdogHook",
     "__version__",
     "allgather",
     "allreduce",
