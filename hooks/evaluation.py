@@ -295,8 +295,9 @@ def check_data(step: EvalStep, data: Any, fed: bool = False) -> Any:
 
 def batches_of(data: Any) -> Iterator[Any]:
     """The batches of evaluation data; that it has ended is never taken for the end of training."""
+    batches: Iterable[Any] = data if isinstance(data, Iterable) else data()
     try:
-        yield from iter(data() if callable(data) and not isinstance(data, Iterable) else data)
+        yield from batches
     except EndOfData as error:
         raise MonsessError(
             f"The evaluation data raised EndOfData ({error}), which is a signal of training data."

@@ -24,7 +24,7 @@ from monsess.initial_state import initial_state
 from monsess.log import logger
 from monsess.new_checkpoints import Watch, iterate, secs_from_zero
 from monsess.over_batches import OverBatches, counted_train_step
-from monsess.records.values import Scalars
+from monsess.records.values import Logged
 from monsess.records.writer import Records
 from monsess.scaffold import Scaffold
 from monsess.step import EvalStep
@@ -210,19 +210,37 @@ class Evaluator:
         store = CheckpointStore(url, storage_options)
         watch = Watch(store, newest_only, poll_secs, _Word().keep)
         result: EvaluationResult | None = None
-        with _Log(log_dir, storage_options) as log:
+        with _Outlet(self._prefix, store if note else None, log_dir, storage_options) as outlet:
             for count, (restored, step, begun) in enumerate(
                 self._checkpoints(store, iterate(watch, limit, interval, timeout_fn)), start=1
             ):
                 result = self._evaluated(restored, step, begun)
-                log.write(self._prefix, result)
-                if note and jax.process_index() == 0:
-                    self._note(store, result)
+                outlet.write(result)
                 enough = count == most or (last is not None and step >= last)
                 asked = on_result is not None and bool(on_result(result))
                 if broadcast(np.int64(enough or asked)):
                     break
         return result
+
+    def publish(
+        self,
+        result: EvaluationResult,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        log_dir: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note a result beside its checkpoint, write it down, or both, as `evaluate_repeatedly` does.
+
+        Args:
+            result: Of `evaluate_once`.
+            url: The checkpoint directory; None: it is not noted there.
+            log_dir: A directory with a ``metrics.jsonl`` of its own; None: it is not written down.
+            storage_options: For fsspec; never shown.
+        """
+        store = None if url is None else CheckpointStore(url, storage_options)
+        with _Outlet(self._prefix, store, log_dir, storage_options) as outlet:
+            outlet.write(result)
 
     def _checkpoints(self, store: CheckpointStore, new: Iterator[int]) -> Iterator[tuple[Restored | None, int, float]]:
         """The new checkpoints that can be read, with their steps and when that began; on other processes no content."""
@@ -255,12 +273,6 @@ class Evaluator:
         if restored is None:
             raise StorageError(f"There is no committed checkpoint in {store.url}.")
         return restored
-
-    def _note(self, store: CheckpointStore, result: EvaluationResult) -> None:
-        try:
-            store.note_metrics(result.step, {f"{self._prefix}{name}": value for name, value in result.metrics.items()})
-        except MonsessError as error:  # deleted meanwhile, or the directory cannot be written
-            logger.warning("The results of step %d were not noted: %s", result.step, error)
 
     def _evaluated(self, restored: Restored | None, step: int, begun: float) -> EvaluationResult:
         sums = OverBatches(self._step)
@@ -332,26 +344,43 @@ class _Word:
             self._said = clock.monotonic()
 
 
-class _Log:
-    """The results in a ``metrics.jsonl`` of their own; does nothing without a directory.
+class _Outlet:
+    """Where results go beside whoever asked for them; on other processes than the first one nowhere.
 
     Args:
-        url: The directory.
+        prefix: Of the names.
+        store: The checkpoints beside which they are noted, or None.
+        log_dir: A directory with a ``metrics.jsonl`` of its own, or None.
         storage_options: For fsspec.
     """
 
-    def __init__(self, url: str | os.PathLike[str] | None, storage_options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        store: CheckpointStore | None,
+        log_dir: str | os.PathLike[str] | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        self._prefix = prefix
+        chief = jax.process_index() == 0
+        self._store = store if chief else None
         self._records = None
-        if url is not None and jax.process_index() == 0:
-            self._records = Records(os.fspath(url), storage_options, uuid.uuid4().hex[:8])
+        if log_dir is not None and chief:
+            self._records = Records(os.fspath(log_dir), storage_options, uuid.uuid4().hex[:8])
 
-    def write(self, prefix: str, result: EvaluationResult) -> None:
-        """Add a result."""
+    def write(self, result: EvaluationResult) -> None:
+        """Put a result out."""
+        values = {f"{self._prefix}{name}": value for name, value in result.metrics.items()}
         if self._records is not None:
-            values = {f"{prefix}{name}": value for name, value in result.metrics.items()}
-            self._records.log(result.step, Scalars(values))
+            self._records.log(result.step, Logged(values))
+        if self._store is None:
+            return
+        try:
+            self._store.note_metrics(result.step, values)
+        except MonsessError as error:  # deleted meanwhile, or the directory cannot be written
+            logger.warning("The results of step %d were not noted: %s", result.step, error)
 
-    def __enter__(self) -> _Log:
+    def __enter__(self) -> _Outlet:
         if self._records is not None:
             self._records.open()
         return self
