@@ -46,6 +46,7 @@ class Command(NamedTuple):
         summary: One line for ``monsess --help``.
         example: What stands behind ``monsess NAME URL`` in a call that does something; tests go through all of them.
         takes_url: Whether it looks after a checkpoint directory.
+        computes: Whether it uses the devices.
     """
 
     name: str
@@ -53,17 +54,27 @@ class Command(NamedTuple):
     summary: str
     example: tuple[str, ...] = ()
     takes_url: bool = True
+    computes: bool = False
 
 
 #: tuple[Command, ...]: all subcommands, in the order of ``monsess --help``.
 COMMANDS = (
     Command("run", "run", "run a script as several processes on this machine, with restarts", takes_url=False),
-    Command("ls", "ls", "list the steps of a checkpoint directory"),
+    Command("ls", "ls", "list the steps of a checkpoint directory, or the runs in a directory, with their state"),
+    Command("report", "report", "write a page about a run: curves, time, checkpoints and restarts, hooks"),
+    Command("tail", "tail", "look on while a run records values and events, wherever it runs", ("--wait", "0")),
     Command("show", "show", "what one step holds: leaves, hooks, input position, versions", ("newest",)),
     Command("verify", "verify", "read every byte of steps and compare it with what was committed", ("--all",)),
     Command("diff", "diff", "compare the leaves of two steps bit for bit", ("newest", "newest")),
     Command("pin", "pin", "protect steps from deletion, or take the protection away", ("newest",)),
     Command("prune", "prune", "delete the steps that a policy does not keep", ("--keep-last", "1", "--yes")),
+    Command(
+        "evaluate",
+        "evaluate",
+        "evaluate the checkpoints of a run as they come",
+        ("monsess.state_norm:evaluator", "--once"),
+        computes=True,
+    ),
     Command("unlock", "unlock", "take a directory away from a run that is over and did not say so"),
     Command(
         "check-store",
@@ -196,9 +207,10 @@ def _module(command: Command) -> _Module:
 
 
 def _as_a_program() -> None:
-    # No command computes anything on a device, and a GPU may well be in use by the run that is looked at. The
+    # Most commands compute nothing on a device, and a GPU may well be in use by the run that is looked at. The
     # environment stays as it is: `monsess run` hands it on.
-    jax.config.update("jax_platforms", "cpu")
+    if not any(command.computes and command.name in sys.argv[1:2] for command in COMMANDS):
+        jax.config.update("jax_platforms", "cpu")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

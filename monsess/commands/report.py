@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "lost_steps": view.story.lost_steps,
         "lost_seconds": view.story.lost_seconds,
         "checkpoints": len(view.kept),
-        "values": {tag: points[-1].value for tag, points in sorted(view.curves.items()) if points},
+        "values": {tag: points[-1][2] for tag, points in sorted(view.curves.items()) if points},
     }
     console.document(document)
     console.say(f"{args.output}: {size_text(len(page))}, run {view.run_id or 'unknown'} in {store.url}, {view.state}")

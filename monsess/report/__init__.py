@@ -10,9 +10,9 @@ from monsess.checkpoint.owner import find_owner
 from monsess.checkpoint.store import CheckpointStore
 from monsess.log import mask
 from monsess.records.reading import Follower, Metrics
-from monsess.report.page import View
 from monsess.report.standing import standing
 from monsess.report.story import Story, tell
+from monsess.report.view import View
 
 __all__ = ["records_of", "view_of"]
 
@@ -56,11 +56,12 @@ def view_of(store: CheckpointStore) -> View:
     owner = find_owner(store)
     records = records_of(store)
     story = tell(records)
+    run = store.read_run()
     survey = store._survey(store._remembered())
     return View(
         url=store.url,
-        run_id=_run_id(story, store),
-        standing=standing(owner, story),
+        run_id=_run_id(story, run),
+        standing=standing(owner, story, at_home=run is not None),
         story=story,
         curves=Metrics(records).curves,
         kept=survey.committed,
@@ -70,7 +71,7 @@ def view_of(store: CheckpointStore) -> View:
     )
 
 
-def _run_id(story: Story, store: CheckpointStore) -> str | None:
+def _run_id(story: Story, run: Mapping[str, Any] | None) -> str | None:
     started = [attempt.start["run_id"] for attempt in story.attempts if attempt.start.get("run_id")]
-    run_id = started[-1] if started else (store.read_run() or {}).get("run_id")
+    run_id = started[-1] if started else (run or {}).get("run_id")
     return None if run_id is None else str(run_id)

@@ -53,6 +53,11 @@ class Numbers:
     high: Point | None
 
 
+def is_rate(tag: str) -> bool:
+    """Whether a tag is that of steps per second."""
+    return tag in _LAST
+
+
 def groups(tags: Sequence[str]) -> dict[str, list[str]]:
     """Which tags share a picture: those that end in the same name, as ``loss`` and ``eval/loss``.
 
@@ -62,7 +67,7 @@ def groups(tags: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for tag in sorted(tags, key=lambda tag: (tag.count("/"), tag)):
-        name = tag if tag in _LAST else tag.rpartition("/")[2] or tag
+        name = tag if is_rate(tag) else tag.rpartition("/")[2] or tag
         found.setdefault(name, []).append(tag)
 
     def place(name: str) -> tuple[int, int, str]:

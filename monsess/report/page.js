@@ -11,8 +11,7 @@
   const series = (i) => colour("c" + (i % 7));
   const faded = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
   const coarse = matchMedia("(pointer: coarse)").matches;
-  const config = { responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] };
+  const config = { responsive: true, displayModeBar: false, doubleClick: "reset" };
 
   function layout(more) {
     const axis = () => ({ gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
@@ -37,10 +36,12 @@
     });
   }
 
+  const times = (box) => ({ type: "date", tickangle: 0, nticks: box.clientWidth < 480 ? 4 : 8 });
   const moment = (seconds) => new Date(seconds * 1000).toISOString();
   const across = (one) => (view.x === "step" ? one.steps : one.times.map(moment));
 
-  function curves(chart) {
+  function curves(box) {
+    const chart = facts.charts[+box.dataset.chart];
     const traces = [];
     chart.series.forEach((one, i) => {
       const mode = one.values.length < 40 ? "lines+markers" : "lines";
@@ -64,7 +65,7 @@
       x0: view.x === "step" ? one.step : moment(one.time), x1: view.x === "step" ? one.step : moment(one.time),
       line: { color: colour("faint"), width: 1, dash: "dot" } }));
     const positive = chart.series.every((one) => one.values.every((value) => value > 0));
-    return [traces, layout({ shapes, xaxis: { type: view.x === "step" ? "linear" : "date", nticks: 7 },
+    return [traces, layout({ shapes, xaxis: view.x === "step" ? { type: "linear", nticks: 7 } : times(box),
       yaxis: { type: view.y === "log" && positive ? "log" : "linear", nticks: 6, exponentformat: "power" },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true } })];
   }
@@ -72,15 +73,14 @@
   function share() {
     const whole = facts.spent.wall || 1;
     const traces = facts.spent.parts.map((part) => ({ type: "bar", orientation: "h", y: [""], x: [part.seconds / whole * 100],
-      name: part.name, marker: { color: part.name === "lost" ? colour("lost") : part.name === "other" || part.name === "down"
-        ? colour("faint") : series(part.colour) },
+      name: part.name, marker: { color: colour(part.colour) },
       hovertemplate: part.name + " %{x:.1f} %<extra></extra>" }));
     return [traces, layout({ barmode: "stack", bargap: 0, hovermode: "closest", margin: { l: 6, r: 6, t: 4, b: 26 },
       xaxis: { range: [0, 100], ticksuffix: " %", showgrid: false, fixedrange: true, nticks: 6 },
       yaxis: { visible: false, fixedrange: true } })];
   }
 
-  function timeline() {
+  function timeline(box) {
     const { attempts, commits } = facts.timeline;
     const lanes = attempts.map((one) => one.lane);
     const bar = (name, pick, style) => ({ type: "bar", orientation: "h", name, y: lanes, width: 0.62,
@@ -94,15 +94,15 @@
         { color: faded(colour("lost"), 0.55), pattern: { shape: "/", size: 6, fgcolor: colour("lost"), solidity: 0.35 } }),
       { type: "scatter", mode: "markers", name: "checkpoint", x: commits.map((one) => moment(one.time)),
         y: commits.map((one) => one.lane), text: commits.map((one) => one.text), hovertemplate: "%{text}<extra></extra>",
-        marker: { symbol: rest.map((kept) => (kept ? "diamond" : "diamond-open")), size: 11, color: colour("c1"),
-          line: { color: colour("card"), width: rest.map((kept) => (kept ? 1.5 : 2)) } } },
+        marker: { symbol: "diamond", size: 11, color: rest.map((kept) => colour(kept ? "c1" : "card")),
+          line: { color: rest.map((kept) => colour(kept ? "card" : "c1")), width: 1.5 } } },
       { type: "scatter", mode: "markers", name: "end", x: attempts.map((one) => moment(one.last_time)), y: lanes,
         text: attempts.map((one) => one.ending), hovertemplate: "%{text}<extra></extra>",
         marker: { size: 12, symbol: attempts.map((one) => ({ stopped: "square", running: "triangle-right" })[one.outcome] || "x"),
           color: attempts.map((one) => ({ stopped: colour("good"), running: colour("c2") })[one.outcome] || colour("bad")),
           line: { color: colour("card"), width: 1.5 } } }];
     return [traces, layout({ barmode: "overlay", hovermode: "closest", margin: { l: 40, r: 16, t: 6, b: 34 },
-      xaxis: { type: "date", nticks: 7, range: facts.timeline.range.map(moment) },
+      xaxis: { ...times(box), range: facts.timeline.range.map(moment) },
       yaxis: { type: "category", categoryarray: lanes, categoryorder: "array", autorange: "reversed", showgrid: false } })];
   }
 
@@ -115,7 +115,7 @@
   }
 
   const drawings = { share, timeline, hooks };
-  const drawing = (box) => (box.dataset.chart ? curves(facts.charts[+box.dataset.chart]) : drawings[box.dataset.drawing]());
+  const drawing = (box) => (box.dataset.chart ? curves(box) : drawings[box.dataset.drawing](box));
   const boxes = [...document.querySelectorAll("[data-chart], [data-drawing]")];
   const shown = (box) => { const folded = box.closest("details"); return !folded || folded.open; };
 
@@ -157,18 +157,27 @@
     folded.addEventListener("toggle", () => draw((box) => folded.contains(box)));
   }
 
-  // Paper is light and narrower than most windows; the pictures are laid out for it.
+  // Paper is light, and how wide it is nobody tells: pictures are drawn for two columns or one, and scaled from there.
   function toPaper() {
     printing = true;
     paint();
-    draw(() => true, (box) => ({ autosize: false, height: box.clientHeight || 230,
-      width: box.closest(".charts") && box.closest(".card").parentElement.children.length > 1 &&
-        getComputedStyle(box.closest(".card")).gridColumnStart === "auto" ? 320 : 672 }));
+    for (const box of boxes.filter(shown)) {
+      const small = box.closest(".charts") !== null;
+      const size = { autosize: false, width: small ? 330 : 680, height: small ? 215 : box.clientHeight };
+      draw((other) => other === box, () => size);
+      box.style.aspectRatio = size.width + " / " + size.height;
+      for (const part of box.querySelectorAll("svg.main-svg")) part.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
+    }
   }
   function fromPaper() {
     printing = false;
     paint();
+    for (const box of boxes) {
+      box.style.aspectRatio = "";
+      for (const part of box.querySelectorAll("svg.main-svg")) part.removeAttribute("viewBox");
+    }
     draw(() => true, () => ({ autosize: true, width: undefined, height: undefined }));
+    for (const box of boxes.filter(shown)) Plotly.Plots.resize(box);
   }
   addEventListener("beforeprint", toPaper);
   addEventListener("afterprint", fromPaper);

@@ -10,6 +10,8 @@ from typing import Any
 from monsess.checkpoint.owner import Owner, UnknownOwner
 from monsess.report.story import Attempt, Story
 
+#: Per state its colour on a console.
+STYLES = {"running": "good", "failed": "bad", "died": "bad", "silent": "warn", "unknown": "dim", "unreadable": "warn"}
 #: An owner on another machine that was not heard of for so many of its heartbeats is silent.
 _BEATS = 3
 #: So long may a heartbeat take that a store holds up.
@@ -34,16 +36,19 @@ class Standing:
     @property
     def style(self) -> str:
         """Its colour on a console."""
-        return {"running": "good", "failed": "bad", "died": "bad", "silent": "warn", "unknown": "dim"}.get(self.state, "")
+        return STYLES.get(self.state, "")
 
 
-def standing(owner: Owner | UnknownOwner | None, story: Story, now: float | None = None) -> Standing:
+def standing(
+    owner: Owner | UnknownOwner | None, story: Story, now: float | None = None, at_home: bool = True
+) -> Standing:
     """How a run stands.
 
     Args:
         owner: Who owns its directory (`monsess.checkpoint.owner.find_owner`).
         story: What its records tell.
         now: Seconds since the epoch.
+        at_home: Whether it is the run's checkpoint directory; where only records lie, nobody says who is alive.
     """
     now = time.time() if now is None else now
     last = story.last
@@ -60,6 +65,8 @@ def standing(owner: Owner | UnknownOwner | None, story: Story, now: float | None
         return Standing("silent", f"on {owner.host}, not heard of for {now - heard:.0f} s", heard)
     if last is None:
         return Standing("unknown", "nothing is recorded", None)
+    if last.end is None and not at_home:
+        return Standing("unknown", "it has no end, and owner.json lies elsewhere, with its checkpoints", heard)
     if last.end is None:
         return Standing("died", "it has no end, and nobody owns the directory", heard)
     return Standing("failed" if is_failure(last) else "stopped", reason_of(last), heard)

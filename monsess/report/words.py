@@ -39,7 +39,7 @@ def duration_text(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 or seconds <= 0 else "<1 ms"
     if seconds < 9.995:
         return f"{seconds:.2f} s"
-    if seconds < 99.95:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     for big, small, length, unit in ((60, 1, "min", "s"), (3600, 60, "h", "min"), (86400, 3600, "d", "h")):
         limit = {60: 3600, 3600: 86400}.get(big, math.inf)
