@@ -25,6 +25,7 @@ from monsess.hooks.step_counter import StepCounterHook
 from monsess.hooks.stop_after_n_evals import StopAfterNEvalsHook
 from monsess.hooks.stop_at_step import StopAtStepHook
 from monsess.hooks.stop_at_time import StopAtTimeHook
+from monsess.hooks.summary_saver import SummarySaverHook
 from monsess.hooks.waiter import GlobalStepWaiterHook
 from monsess.hooks.watchdog import WatchdogHook
 
@@ -47,6 +48,7 @@ __all__ = [
     "StopAfterNEvalsHook",
     "StopAtStepHook",
     "StopAtTimeHook",
+    "SummarySaverHook",
     "WatchdogHook",
     "make_early_stopping_hook",
     "stop_if_higher_hook",

@@ -21,6 +21,7 @@ _DEFAULT_STEPS = 100
 class StepCounterHook(SessionRunHook):
     """Logs how many steps per second the training makes, not counting the time spent in hooks and saves.
 
+    It is a line of the log and the curve ``global_step/sec``.
     The first run of a session, which compiles, only starts the clock. The chief logs; `last_rate` is there on all
     processes.
 
@@ -74,6 +75,7 @@ class StepCounterHook(SessionRunHook):
                 self.last_rate = (after - self._from_step) / seconds
                 if session.is_chief:
                     logger.info("global_step/sec: %g", self.last_rate)
+                    session.log({"global_step/sec": self.last_rate}, after)
             self._arm(session, after)
         self._seen = after
 

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from monsess import summary as summary
 from monsess import testing as testing
 from monsess.agreement import StopReason as StopReason
 from monsess.checkpoint import CheckpointOptions as CheckpointOptions
@@ -68,6 +69,7 @@ from monsess.hooks import StepCounterHook as StepCounterHook
 from monsess.hooks import StopAfterNEvalsHook as StopAfterNEvalsHook
 from monsess.hooks import StopAtStepHook as StopAtStepHook
 from monsess.hooks import StopAtTimeHook as StopAtTimeHook
+from monsess.hooks import SummarySaverHook as SummarySaverHook
 from monsess.hooks import WatchdogHook as WatchdogHook
 from monsess.hooks import make_early_stopping_hook as make_early_stopping_hook
 from monsess.hooks import stop_if_higher_hook as stop_if_higher_hook
@@ -167,6 +169,7 @@ __all__ = [
     "StopAtTimeHook",
     "StopReason",
     "StorageError",
+    "SummarySaverHook",
     "UnstorableLeafError",
     "WatchdogHook",
     "__version__",
@@ -188,6 +191,7 @@ __all__ = [
     "stop_if_lower_hook",
     "stop_if_no_decrease_hook",
     "stop_if_no_increase_hook",
+    "summary",
     "testing",
     "train_step",
     "wait_for_new_checkpoint",

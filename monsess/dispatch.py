@@ -18,6 +18,7 @@ from monsess.log import logger
 from monsess.placement import replicated
 from monsess.reduction import merge
 from monsess.step import Step
+from monsess.summary import Collected
 
 _now = clock.monotonic
 _MOST_BALLOTS = 64
@@ -30,11 +31,13 @@ class Outcome(NamedTuple):
         outputs: In the user's structure.
         nonfinite: The count of non-finite values in them.
         told: The sum of what all processes told each other, or None.
+        summaries: What the step has collected by `monsess.summary`, or ``()``.
     """
 
     outputs: Any
     nonfinite: jax.Array
     told: jax.Array | None
+    summaries: Collected | tuple[()] = ()
 
 
 class Dispatcher:
@@ -113,7 +116,7 @@ class Dispatcher:
             self.state = result.state
         self._in_flight.append((step_after, result.nonfinite))
         self.seconds["compile" if first else "step"] += _now() - start
-        return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed)
+        return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed, result.summaries)
 
     def _start(self, step: Step, call: Call, layout: Layout, ballot: np.ndarray | None) -> Any:
         while len(self._in_flight) >= self._max_in_flight:

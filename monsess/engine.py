@@ -15,6 +15,7 @@ from monsess.errors import StepDefinitionError
 from monsess.layout import Layout
 from monsess.reduction import Stacked, path_name, reduce_outputs
 from monsess.step import Step
+from monsess.summary import Collected, collecting
 
 
 class Dispatched(NamedTuple):
@@ -26,6 +27,7 @@ class Dispatched(NamedTuple):
         stacked: The outputs that stay one per device, or ``()``.
         nonfinite: int32 count of non-finite values in floating outputs; ready when the step is done.
         agreed: The sum of all processes' signals, or None where there are no signals.
+        summaries: What the step has collected by `monsess.summary`, or ``()``.
     """
 
     state: Any
@@ -33,6 +35,7 @@ class Dispatched(NamedTuple):
     stacked: Stacked | tuple[()]
     nonfinite: jax.Array
     agreed: jax.Array | None
+    summaries: Collected | tuple[()] = ()
 
 
 Mapped = tuple[Any, tuple[Any, ...], dict[str, Any], Any]  # signals, positional and named arguments, a filler
@@ -62,7 +65,7 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
             body,
             axis,
             in_axes=(None,),
-            out_axes=Dispatched(None, None, 0, None, None),  # type: ignore[arg-type]
+            out_axes=Dispatched(None, None, 0, None, None, None),  # type: ignore[arg-type]
             donate_argnums=donate,
             devices=step.devices,
         )
@@ -82,7 +85,7 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
         per_device,
         mesh=layout.mesh if across is None else across.mesh,
         in_specs=(whole, split),
-        out_specs=Dispatched(whole, whole, split, whole, whole),  # type: ignore[arg-type]
+        out_specs=Dispatched(whole, whole, split, whole, whole, whole),  # type: ignore[arg-type]
         check_vma=False,  # check_vma=True makes the usual pmean(grads) N times too large
     )
 
@@ -101,6 +104,7 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
             stacked=across.local_rows(result.stacked),
             nonfinite=across.local(result.nonfinite),
             agreed=across.local(result.agreed),
+            summaries=across.local(result.summaries),
         )
 
     return run_across
@@ -109,7 +113,8 @@ def compile_step(step: Step, layout: Layout) -> Compiled:
 def _body(step: Step, state: Any, *, mapped: Mapped) -> Dispatched:
     """What every device runs: the user's function, the reduction of its outputs, the sum of the signals."""
     signals, args, named, _ = mapped
-    result = step.function(state, *args, **named)
+    with collecting(active=step.kind == "train") as collected:
+        result = step.function(state, *args, **named)
     if step.kind == "eval":
         new_state, outputs = None, result
     else:
@@ -117,7 +122,8 @@ def _body(step: Step, state: Any, *, mapped: Mapped) -> Dispatched:
         new_state = _checked_state(step, state, new_state)
     reduced, stacked, nonfinite = reduce_outputs(outputs, step.reduce, step.axis_name)
     agreed = None if signals is None else jax.lax.psum(signals, step.axis_name)
-    return Dispatched(new_state, reduced, stacked, nonfinite, agreed)
+    summaries = collected.reduced(step.axis_name) if collected else ()
+    return Dispatched(new_state, reduced, stacked, nonfinite, agreed, summaries)
 
 
 def _split(step: Step, result: Any) -> tuple[Any, Any]:

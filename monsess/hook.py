@@ -42,6 +42,8 @@ class SessionRunValues(NamedTuple):
         results: The fetched values in the structure of the hook's own ``fetches``, still on the device until they
             are converted; None if it fetched nothing.
         nonfinite: int32 scalar on the device: how many values of the step's floating outputs are NaN or infinite.
+        summaries: What the step has collected by `monsess.summary`; ``values()`` gives what `MonitoredSession.log`
+            takes. ``()`` where it has collected nothing.
 
     Example:
         >>> import monsess as ms
@@ -51,6 +53,7 @@ class SessionRunValues(NamedTuple):
 
     results: Any
     nonfinite: Any
+    summaries: Any = ()
 
 
 class SessionRunContext:

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 
 from monsess.agreement import StopReason
-from monsess.records.values import Scalars
+from monsess.records.events import Events, is_available
+from monsess.records.values import Logged
 from monsess.records.writer import Records
 from monsess.saving import Saving
 from monsess.timer import check_steps
@@ -41,12 +42,19 @@ class Recording:
     ) -> None:
         self._attempt = saving.attempt
         self._records: Records | None = None
-        url = summary_dir or checkpoint_dir
+        #: str | None: the directory, whichever process writes there.
+        self.url = url = summary_dir or checkpoint_dir
         if url is not None and chief:
             options = storage_options
             if checkpoint_dir is not None and _scheme(checkpoint_dir) not in ("", _scheme(url)):
                 options = None  # they are for another kind of store
-            self._records = Records(url, options, self._attempt, check=saving.raise_if_lost)
+            extra = Events(self._attempt) if is_available() else None
+            self._records = Records(url, options, self._attempt, extra, saving.raise_if_lost)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this process writes records."""
+        return self._records is not None
 
     def start(
         self, step: int, run_id: str, restored_from: int | None, processes: int, versions: dict[str, str]
@@ -85,17 +93,12 @@ class Recording:
             ValueError: A value is no real scalar, or ``step`` is none.
         """
         step = check_steps("step", step, at_least=0)
-        found = Scalars(scalars)
-        numbers = None if tell is None else found.numbers()
+        found = Logged(scalars)
         if self._records is not None and found:
             self._records.log(step, found)
+        numbers = None if tell is None else found.on_host()[0]
         if tell is not None and numbers:
             tell(step, numbers)
-
-    def summarize(self, step: int, summaries: Mapping[str, Any]) -> None:
-        """Record histograms, images and texts."""
-        if self._records is not None:
-            self._records.summarize(step, summaries)
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Record an event."""

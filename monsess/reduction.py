@@ -68,7 +68,7 @@ def reduce_outputs(outputs: Any, reduce: Reduce, axis_name: str) -> tuple[Any, S
     how = _reductions(names, leaves, reduce)
 
     places = tuple(i for i, one in enumerate(how) if one is None)
-    reduced = _reduce_leaves(leaves, how, axis_name)
+    reduced = reduce_leaves(leaves, how, axis_name)
     stacked = [leaves[i] for i in places]
     nonfinite = _count_nonfinite(reduced)
     if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in stacked):
@@ -130,7 +130,7 @@ def _check_reduction(name: str, leaf: jax.Array, how: Reduction, explicit: bool)
             )
 
 
-def _reduce_leaves(leaves: list[jax.Array], how: list[Reduction], axis_name: str) -> list[jax.Array]:
+def reduce_leaves(leaves: list[jax.Array], how: list[Reduction], axis_name: str) -> list[jax.Array]:
     """Reduce every leaf that has a reduction, all sums in one collective."""
     sums = {i: _summable(leaf) for i, leaf in enumerate(leaves) if how[i] in ("mean", "sum")}
     totals = dict(zip(sums, jax.lax.psum(list(sums.values()), axis_name), strict=True)) if sums else {}

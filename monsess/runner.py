@@ -62,9 +62,9 @@ class HookRunner:
         #: dict of str to float: seconds spent in each hook's methods, by key.
         self.seconds: dict[str, float] = dict.fromkeys(self.keys, 0.0)
         # A method that is not overridden is not called: it costs nothing per step.
-        self._before = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "before_run")]
-        self._after = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "after_run")]
-        self._listeners = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _overrides(h, "log")]
+        self._before = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "before_run")]
+        self._after = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "after_run")]
+        self._listeners = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "log")]
         self._running: list[str] = []  # those that are running just now, each called by the one before it
         self._inner = 0.0  # seconds of the hooks that the running one has called
 
@@ -143,13 +143,15 @@ class HookRunner:
             requests[key] = wanted
         return requests
 
-    def after_run(self, context: SessionRunContext, results: Mapping[str, Any], nonfinite: Any) -> None:
+    def after_run(
+        self, context: SessionRunContext, results: Mapping[str, Any], nonfinite: Any, summaries: Any = ()
+    ) -> None:
         """Call ``after_run`` in order, each hook with its own results; the end of the data waits for all of them."""
-        nothing = SessionRunValues(None, nonfinite)
+        nothing = SessionRunValues(None, nonfinite, summaries)
         ended: EndOfData | None = None
         for hook, key in self._after:
             context._chief_only = id(hook) in self._chief_only
-            values = SessionRunValues(results[key], nonfinite) if key in results else nothing
+            values = SessionRunValues(results[key], nonfinite, summaries) if key in results else nothing
             try:
                 self._call(hook, key, "after_run", context, values)
             except EndOfData as end:
@@ -184,7 +186,7 @@ class HookRunner:
         """The state of every hook that may have one, by key, ``{}`` too, since a rollback goes back to it."""
         states = {}
         for hook, key in zip(self.hooks, self.keys, strict=True):
-            if _overrides(hook, "state_dict"):
+            if overrides(hook, "state_dict"):
                 state = self._call(hook, key, "state_dict")
                 # A copy: the hook goes on changing its own while this one is on its way to the store.
                 states[key] = json.loads(check_state_is_json(hook, state))
@@ -205,7 +207,7 @@ class HookRunner:
         for hook, key in zip(self.hooks, self.keys, strict=True):
             if key in states:
                 self._call(hook, key, "load_state_dict", copy.deepcopy(states[key]))
-            elif states and _overrides(hook, "load_state_dict"):
+            elif states and overrides(hook, "load_state_dict"):
                 logger.info("the checkpoint holds no state of hook %s; it starts afresh", key)
         unknown = [key for key in states if key not in self.keys]
         if unknown:
@@ -287,6 +289,7 @@ def _keys(hooks: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _overrides(hook: Any, method: str) -> bool:
+def overrides(hook: Any, method: str) -> bool:
+    """Whether a hook has a method of its own, rather than the one that does nothing."""
     found: Callable[..., Any] = getattr(hook, method)
     return getattr(found, "__func__", found) is not getattr(SessionRunHook, method)

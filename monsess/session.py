@@ -25,7 +25,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from monsess import clock
+from monsess import clock, summary
 from monsess.agreement import StopReason
 from monsess.announce import announce_end, announce_start
 from monsess.beginning import begin
@@ -101,7 +101,7 @@ class MonitoredSession:
 
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
-        hooks.after_run(context, results, outcome.nonfinite)
+        hooks.after_run(context, results, outcome.nonfinite, outcome.summaries)
         if counted and with_hooks:
             self._save_if_agreed()
         return outcome.outputs
@@ -201,6 +201,7 @@ class MonitoredSession:
                 raise explained from error
             raise
         self._phase = "open"
+        summary.session_opened(self)
 
     # ---- running
 
@@ -450,6 +451,16 @@ class MonitoredSession:
     def state_copy(self) -> Any:
         """A copy of `state` that stays valid."""
         return jax.tree.map(_copy, self.state)
+
+    @property
+    def summary_dir(self) -> str | None:
+        """Where the records of the run go: ``summary_dir``, or ``checkpoint_dir`` without one; None: nowhere."""
+        return self._recording.url
+
+    @property
+    def is_logging(self) -> bool:
+        """Whether anybody hears what is logged: on this process there are records, or a hook that overrides ``log``."""
+        return self._recording.is_on or self._hooks.listen
 
     @property
     def is_chief(self) -> bool:
@@ -892,6 +903,7 @@ class MonitoredSession:
         self._phase = "closed"
         self._signals.restore()
         _open_sessions.discard(self)
+        summary.session_closed(self)
         self._feeding.close()
         hooks, reason = self._hooks.seconds, self._stopping.reason
         self._recording.end(self._global_step, reason, self._failure, self.seconds, hooks)

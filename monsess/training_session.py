@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,9 @@ from monsess.errors import ClusterError
 from monsess.hook import check_hooks
 from monsess.job import the_job
 from monsess.log import logger
+from monsess.records.events import is_available
 from monsess.recovery import Recovery
+from monsess.runner import overrides
 from monsess.scaffold import Scaffold
 from monsess.server import check_joined
 from monsess.session import MonitoredSession
@@ -32,6 +33,7 @@ class _Default:
 
 DEFAULT: Final = _Default()
 _SAVE_SECS = 600
+_SUMMARY_STEPS = 100
 
 
 def MonitoredTrainingSession(
@@ -81,8 +83,10 @@ def MonitoredTrainingSession(
         save_checkpoint_secs: Seconds between saves, 600 by default. A number in one of the two cadences disables the
             other's default; with both, whichever comes first; None switches off that one only.
         save_checkpoint_steps: Save when a multiple of this many steps was crossed.
-        save_summaries_steps: Not available yet: a number is refused.
-        save_summaries_secs: Not available yet: a number is refused.
+        save_summaries_steps: Log curves when a multiple of this many steps was crossed, 100 by default; None: never.
+            See `SummarySaverHook`; without a directory, and a hook that overrides ``log``, a number is refused.
+        save_summaries_secs: Seconds between two of them; a number in one of the two cadences disables the other's
+            default, and with both each goes its own way.
         log_step_count_steps: Log the rate of steps when a multiple of this was crossed; None: never.
         summary_dir: Where the records of the run go, any fsspec URL or local path; ``checkpoint_dir`` by default.
         keep: Which checkpoints to keep; `KeepLast` (5) by default.
@@ -149,7 +153,6 @@ def MonitoredTrainingSession(
         raise ValueError(f'remainder must be "error", "drop" or "pad", found {remainder!r}.')
     if on_preemption not in ("exit", "return"):
         raise ValueError(f'on_preemption must be "exit" or "return", found {on_preemption!r}.')
-    _refuse_summaries(save_summaries_steps, save_summaries_secs)
     _check_kind("summary_dir", summary_dir, lambda url: isinstance(url, (str, os.PathLike)))
     _check_cluster(master, is_chief)
     directory = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
@@ -159,10 +162,12 @@ def MonitoredTrainingSession(
     user_hooks = check_hooks(hooks)
     chief_hooks = check_hooks(chief_only_hooks, "chief_only_hooks")
     counters, savers = _default_hooks(directory, save_secs, save_steps, log_steps, chief_hooks + user_hooks)
+    records = os.fspath(summary_dir) if summary_dir is not None else directory
+    summaries = _summary_hook(records, save_summaries_steps, save_summaries_secs, chief_hooks + user_hooks)
     options = CheckpointOptions() if checkpoint is None else checkpoint
     return MonitoredSession(
         scaffold=(scaffold or Scaffold(init_fn)).finalize(),
-        hooks=counters + savers + chief_hooks + user_hooks,
+        hooks=counters + summaries + savers + chief_hooks + user_hooks,
         chief_only_hooks=counters + chief_hooks,
         data=data,
         checkpoint_dir=directory,
@@ -237,22 +242,38 @@ def _check_kind(name: str, value: Any, fits: Callable[[Any], bool]) -> None:
         raise TypeError(f"{name} must be {_KINDS[name]} or None, found {found}.")
 
 
-def _refuse_summaries(steps: Any, secs: Any) -> None:
-    asked = [
+def _summary_hook(records: str | None, steps: Any, secs: Any, others: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The default hook that logs curves, where somebody sees them."""
+    from monsess.hooks import SummarySaverHook
+
+    steps = check_steps("save_summaries_steps", steps) if not isinstance(steps, _Default | None) else steps
+    secs = check_secs("save_summaries_secs", secs) if not isinstance(secs, _Default | None) else secs
+    given = [
         f"{name}={value!r}"
-        for name, value in (
-            ("save_summaries_steps", steps),
-            ("save_summaries_secs", secs),
-        )
-        if value is not None and not isinstance(value, _Default)
+        for name, value in (("save_summaries_steps", steps), ("save_summaries_secs", secs))
+        if not isinstance(value, _Default | None)
     ]
-    if asked:
+    listened = any(overrides(hook, "log") for hook in others)
+    if given and records is None and not listened and jax.process_index() == 0:
         raise ValueError(
-            f"{', '.join(asked)}: this version of monsess writes no summaries yet. Leave the argument out; "
-            "LoggingTensorHook logs values."
+            f"{', '.join(given)}: there is nowhere to write summaries. Pass summary_dir= or checkpoint_dir=, or a hook "
+            "that overrides log."
         )
-    if importlib.util.find_spec("tensorboard") is not None:
-        logger.debug("summaries are off: this version of monsess writes none yet")
+    if given and not is_available() and not listened:
+        raise ValueError(
+            f"{', '.join(given)}: TensorBoard's files are written by its own library, which is not installed: "
+            'pip install "monsess[tensorboard]". Without the argument, curves go to metrics.jsonl alone.'
+        )
+    if isinstance(steps, _Default):
+        steps = _SUMMARY_STEPS if isinstance(secs, _Default) else None
+    secs = None if isinstance(secs, _Default) else secs
+    may_write = records is not None or listened or jax.process_index() > 0  # the chief's directory counts for all
+    if not may_write or (steps is None and secs is None):
+        return ()
+    if records is not None and not is_available():
+        logger.info("curves go to metrics.jsonl only; with monsess[tensorboard] to TensorBoard's files, too")
+    hooks = [SummarySaverHook(save_steps=steps)] if steps is not None else []
+    return (*hooks, *([SummarySaverHook(save_secs=secs)] if secs is not None else []))
 
 
 def _check_cluster(master: str, is_chief: bool | None) -> None:

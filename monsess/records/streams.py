@@ -43,6 +43,8 @@ class Stream:
 
     def add(self, data: bytes) -> None:
         """Have ``data`` written by the next `flush`."""
+        if not data:
+            return
         self._pending.append(data)
         self.size += len(data)
         while self.size > _MOST_BYTES and len(self._pending) > 1:

@@ -1,7 +1,8 @@
-"""Scalars of the host or of the device, checked, and those of the device made ready to be fetched in one piece."""
+"""What one call logs: checked, and what of it is on the device made ready to be fetched in one piece."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -10,15 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from monsess.summary import Histogram, Image, Text
+
 #: What a scalar is once it is on the host.
 Number: TypeAlias = int | float
 
 
-class Scalars:
-    """The scalars of one call, those of the device copied: the state that one may come from is donated.
+class Logged:
+    """The values of one call; those of the device are copied, for the state that one may come from is donated.
 
     Args:
-        values: From tag to a Python, numpy or jax scalar.
+        values: From tag to a Python, numpy or jax scalar, or to a histogram, image or text of `monsess.summary`.
 
     Raises:
         TypeError: ``values`` is no mapping, or has a tag that is no text.
@@ -28,57 +31,89 @@ class Scalars:
     def __init__(self, values: Mapping[str, Any]) -> None:
         if not isinstance(values, Mapping):
             raise TypeError(f'expected scalars as a dict, such as {{"loss": loss}}; found {type(values).__name__}.')
+        self._values: dict[str, Any] = {}  # those of the device are in the packages
         self._tags = list(values)
-        self._host: dict[str, Number] = {}
         groups: dict[Any, tuple[list[str], list[jax.Array]]] = {}
         for tag, value in values.items():
             if not isinstance(tag, str) or not tag:
-                raise TypeError(f"expected a text as the tag of a scalar, found {tag!r}.")
-            if isinstance(value, jax.Array):
-                leaf = _checked(tag, value)
-                tags, leaves = groups.setdefault((leaf.dtype, leaf.sharding), ([], []))
-                tags.append(tag)
-                leaves.append(leaf)
-            else:
-                self._host[tag] = _number(tag, value)
-        self._device = [(tags, _packed(leaves)) for tags, leaves in groups.values()]
+                raise TypeError(f"expected a text as the tag of a value, found {tag!r}.")
+            array = _array(tag, value)
+            if array is None:
+                self._values[tag] = value if isinstance(value, (Histogram, Image, Text)) else _number(tag, value)
+                continue
+            self._values[tag] = type(value)
+            tags, arrays = groups.setdefault((array.dtype, array.sharding), ([], []))
+            tags.append(tag)
+            arrays.append(array)
+        self._packages = [_Package(tags, arrays) for tags, arrays in groups.values()]
 
     def __bool__(self) -> bool:
-        return bool(self._tags)
+        return bool(self._values)
 
-    def numbers(self) -> dict[str, Number]:
-        """The scalars as numbers, in the order given; waits for the device if one of them was there."""
-        found = dict(self._host)
-        for tags, packed in self._device:
-            values: list[Any] = np.asarray(packed).tolist()
-            found.update({tag: _plain(value) for tag, value in zip(tags, values, strict=True)})
-        return {tag: found[tag] for tag in self._tags}
+    def on_host(self) -> tuple[dict[str, Number], dict[str, Any]]:
+        """The scalars as numbers, and the rest, in the order given; waits for the device if something was there."""
+        arrays = {tag: array for package in self._packages for tag, array in package.unpacked()}
+        scalars: dict[str, Number] = {}
+        rest: dict[str, Any] = {}
+        for tag in self._tags:
+            value = self._values[tag]
+            if tag in arrays and value in (Histogram, Image):
+                rest[tag] = value(arrays[tag])
+            elif tag in arrays:
+                scalars[tag] = _plain(arrays[tag].item())
+            elif isinstance(value, (Histogram, Image, Text)):
+                rest[tag] = value
+            else:
+                scalars[tag] = value
+        return scalars, rest
+
+
+class _Package:
+    """Arrays of one dtype in one, so that they are fetched at once."""
+
+    def __init__(self, tags: list[str], arrays: list[jax.Array]) -> None:
+        self._tags = tags
+        self._shapes = [array.shape for array in arrays]
+        self._packed = _joined(arrays)
+        self._packed.copy_to_host_async()
+
+    def unpacked(self) -> list[tuple[str, np.ndarray]]:
+        flat = np.asarray(self._packed)
+        found, at = [], 0
+        for tag, shape in zip(self._tags, self._shapes, strict=True):
+            size = math.prod(shape)
+            found.append((tag, flat[at : at + size].reshape(shape)))
+            at += size
+        return found
 
 
 @jax.jit
-def _stacked(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.stack(leaves)
+def _joined(arrays: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([jnp.ravel(array) for array in arrays])
 
 
-def _packed(leaves: list[jax.Array]) -> jax.Array:
-    packed = _stacked(leaves)
-    packed.copy_to_host_async()
-    return packed
-
-
-def _checked(tag: str, value: jax.Array) -> jax.Array:
-    real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
-    if value.shape != () or not (real or value.dtype == jnp.bool_):
+def _array(tag: str, value: Any) -> jax.Array | None:
+    """The array of the device that ``value`` is or holds, on one device; None if it is of the host."""
+    if isinstance(value, Histogram):
+        array = value.table
+    elif isinstance(value, Image):
+        array = value.pixels
+    else:
+        array = value
+    if not isinstance(array, jax.Array):
+        return None
+    real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    if array is value and (array.shape != () or not (real or array.dtype == jnp.bool_)):
         raise ValueError(
-            f"{tag!r} is {value.dtype}{list(value.shape)}: expected one real number. Log a mean or a norm of it, or a "
-            "monsess.summary.Histogram."
+            f"{tag!r} is {array.dtype}{list(array.shape)}: expected one real number. Log a mean or a norm of it, or "
+            "call monsess.summary.histogram."
         )
-    return value.addressable_data(0)
+    return array.addressable_data(0)
 
 
 def _number(tag: str, value: Any) -> Number:
     if isinstance(value, (np.ndarray, np.generic)) and value.shape == ():
-        value = value.item() if value.dtype.kind in "biuf" else float(value)
+        value = value.item() if value.dtype.kind in "biu" else float(value)
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, numbers.Real):

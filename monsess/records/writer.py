@@ -17,8 +17,9 @@ from monsess.log import logger, mask
 from monsess.records.lines import FILE, PART_PREFIX, SUFFIX, encode
 from monsess.records.reading import part_key
 from monsess.records.streams import Stream
-from monsess.records.values import Scalars
+from monsess.records.values import Logged
 from monsess.storage import Storage
+from monsess.summary import Text
 
 #: Seconds after which what waits is sealed as a part: the first ones soon, so that somebody who looks on sees them.
 _PART_SECS = (5.0, 60.0)
@@ -35,12 +36,8 @@ class Extra(Protocol):
         """Its bytes on their way to a directory that holds ``names``."""
         ...
 
-    def scalars(self, step: int, when: float, values: Mapping[str, float]) -> bytes:
-        """Scalars of a step."""
-        ...
-
-    def summaries(self, step: int, when: float, values: Mapping[str, Any]) -> bytes:
-        """Histograms, images and texts of a step."""
+    def values(self, step: int, when: float, values: Mapping[str, Any]) -> bytes:
+        """Numbers, histograms, images and texts of a step, by tag."""
         ...
 
     def start(self, step: int, when: float) -> bytes:
@@ -115,29 +112,24 @@ class Records:
         """Write an event; ``time`` may be among the fields."""
         self._record(event, step, fields)
 
-    def log(self, step: int, scalars: Scalars) -> None:
-        """Write scalars; those of the device are waited for by the thread that writes."""
+    def log(self, step: int, logged: Logged) -> None:
+        """Write what was logged; what of it is on the device is waited for by the thread that writes."""
         when = _wall()
 
         def write() -> None:
             try:
-                values = scalars.numbers()
+                scalars, rest = logged.on_host()
             except Exception as error:  # the step that they are of has failed, and is heard of
                 logger.debug("values of step %d were lost: %s", step, error)
                 return
-            self._add_line({"step": step, "time": when, "scalars": values})
-            self._extra_add(lambda extra: extra.scalars(step, when, values))
+            if scalars:
+                self._add_line({"step": step, "time": when, "scalars": scalars})
+            for tag, value in rest.items():
+                if isinstance(value, Text):
+                    self._add_line({"event": "text", "step": step, "time": when, "tag": tag, "text": mask(value.text)})
+            self._extra_add(lambda extra: extra.values(step, when, {**scalars, **rest}))
 
         self._put(write)
-
-    def summarize(self, step: int, summaries: Mapping[str, Any]) -> None:
-        """Write histograms, images and texts."""
-        when = _wall()
-        for tag, value in summaries.items():
-            text = getattr(value, "text", None)
-            if text is not None:
-                self._record("text", step, {"tag": tag, "text": text})
-        self._put(lambda: self._extra_add(lambda extra: extra.summaries(step, when, summaries)))
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything recorded so far is in the store; never raises.
@@ -314,16 +306,26 @@ class Records:
         self._lines = Stream(self._storage, lambda n: FILE if n is None else f"{prefix}{n:06d}{SUFFIX}", lines=True)
         self._streams.append(self._lines)
         if self._extra is not None:
-            self._events = self._extra.open(self._storage, names)
-            self._streams.append(self._events)
+            try:
+                self._events = self._extra.open(self._storage, names)
+            except Exception as error:
+                self._extra = None
+                logger.warning("TensorBoard's files are not written: %s: %s", type(error).__name__, error)
+            else:
+                self._streams.append(self._events)
 
     def _add_line(self, record: Mapping[str, Any]) -> None:
         assert self._lines is not None
         self._lines.add(encode(record))
 
     def _extra_add(self, make: Callable[[Extra], bytes]) -> None:
-        if self._extra is not None and self._events is not None:
+        if self._extra is None or self._events is None:
+            return
+        try:
             self._events.add(make(self._extra))
+        except Exception as error:  # a library that does not fit is no reason to lose the lines
+            self._extra = None
+            logger.warning("TensorBoard's files are written no more: %s: %s", type(error).__name__, mask(str(error)))
 
 
 def _masked(value: Any) -> Any:

@@ -21,7 +21,10 @@ class FakeSession:
         self.outputs = None
         self.checkpoint_dir = checkpoint_dir
         self.is_chief, self.process_count = chief, processes
-        self.seconds = {"save": 0.0, "hooks": 0.0}
+        self.seconds = dict.fromkeys(("input", "compile", "step", "hooks", "save"), 0.0)
+        self.run_id, self.stop_reason, self.last_step, self.storage = "run", None, None, None
+        self.recorded, self.logged, self.hook_seconds = [], [], {}
+        self.is_logging, self.summary_dir = True, checkpoint_dir
         self.restored_from, self.recoveries = (step or None), 0
         self.stop_requested = False
         self.stops, self.saves, self.limits, self.listeners = [], [], [], []
@@ -93,6 +96,18 @@ class FakeSession:
 
     def add_saver_listener(self, listener):
         self.listeners.append(listener)
+
+    def log(self, scalars, step=None):
+        self.logged.append((self.global_step if step is None else step, dict(scalars)))
+
+    def summary(self):
+        return {"hooks": dict(self.hook_seconds)}
+
+    def _storage(self):
+        return self.storage
+
+    def _record(self, event, **fields):
+        self.recorded.append((self.global_step, event, fields))
 
     def _watch(self, step, value, check):
         self.pending.append((step, value, check))
