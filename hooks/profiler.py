@@ -105,9 +105,7 @@ class ProfilerHook(SessionRunHook):
             self._storage = session._storage()
             self._place = f"profile/{self._place}"
         if self._storage is None:
-            logger.info(
-                "ProfilerHook records nothing in %s: there is no output_dir and no checkpoint_dir.", self._place
-            )
+            logger.info("ProfilerHook records nothing here: there is no output_dir and no checkpoint_dir.")
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Begin a trace if one is due."""

@@ -133,7 +133,7 @@ class TestInSession:
 
     def test_traces_are_readable_and_lie_beside_the_checkpoints(self, tmp_path, straight):
         hook = ms.ProfilerHook(window=(3, 5))
-        with session(hook, ms.StopAtStepHook(9), checkpoint_dir=tmp_path) as sess:
+        with session(hook, ms.StopAtStepHook(last_step=9), checkpoint_dir=tmp_path) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         place = tmp_path / "profile"
@@ -150,7 +150,7 @@ class TestInSession:
     def test_on_a_store(self, straight):
         hook = ms.ProfilerHook(save_steps=4, options=SMALL)
         url = f"memory://{os.urandom(4).hex()}"
-        with session(hook, ms.StopAtStepHook(9), checkpoint_dir=url) as sess:
+        with session(hook, ms.StopAtStepHook(last_step=9), checkpoint_dir=url) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         assert [place.rpartition("/")[2] for place in hook.traces] == ["step_4", "step_8"]
@@ -171,7 +171,7 @@ class TestInSession:
         assert steps_in(tmp_path, "steps_5-7") == [5, 6, 7]
         assert ms.latest_checkpoint(tmp_path / "run") == 6
         again = ms.ProfilerHook(window=(5, 8), output_dir=tmp_path, options=SMALL)
-        with session(again, ms.StopAtStepHook(9), checkpoint_dir=tmp_path / "run") as sess:
+        with session(again, ms.StopAtStepHook(last_step=9), checkpoint_dir=tmp_path / "run") as sess:
             train(sess)  # resumed into the window
         toy.assert_same_bits(sess.state_copy(), straight)
         assert steps_in(tmp_path, "steps_7-8") == [7, 8]
@@ -184,7 +184,7 @@ class TestInSession:
 
         recovery = ms.Recovery(is_transient=lambda error: isinstance(error, ConnectionError), backoff_secs=0)
         hook = ms.ProfilerHook(window=(5, 8), output_dir=tmp_path, options=SMALL)
-        hooks = [hook, FailsOnce(), ms.StopAtStepHook(9)]
+        hooks = [hook, FailsOnce(), ms.StopAtStepHook(last_step=9)]
         with session(*hooks, checkpoint_dir=tmp_path / "run", save_checkpoint_steps=4, recovery=recovery) as sess:
             train(sess)
         assert sess.recoveries == 1
@@ -194,7 +194,7 @@ class TestInSession:
 
     def test_end_inside_the_window(self, tmp_path, straight):
         hook = ms.ProfilerHook(window=(8, 12), output_dir=tmp_path, options=SMALL)
-        with session(hook, ms.StopAtStepHook(9)) as sess:
+        with session(hook, ms.StopAtStepHook(last_step=9)) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         assert steps_in(tmp_path, "steps_8-9") == [8, 9]
@@ -209,7 +209,7 @@ class TestInSession:
 
     def test_window_beyond_the_end(self, tmp_path, straight, lines):
         hook = ms.ProfilerHook(window=(10, 12), output_dir=tmp_path, options=SMALL)
-        with session(hook, ms.StopAtStepHook(9)) as sess:
+        with session(hook, ms.StopAtStepHook(last_step=9)) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         assert traced(tmp_path) == hook.traces == []
@@ -218,7 +218,7 @@ class TestInSession:
     def test_two_profilers(self, tmp_path, straight, lines):
         first = ms.ProfilerHook(window=(3, 5), output_dir=tmp_path / "first", options=SMALL)
         second = ms.ProfilerHook(window=(4, 5), output_dir=tmp_path / "second", options=SMALL)
-        with session(first, second, ms.StopAtStepHook(9)) as sess:
+        with session(first, second, ms.StopAtStepHook(last_step=9)) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         assert steps_in(tmp_path / "first", "steps_3-5") == [3, 4, 5]
@@ -229,7 +229,7 @@ class TestInSession:
     def test_somebody_elses_profiler_goes_on(self, tmp_path, straight):
         hook = ms.ProfilerHook(save_steps=3, output_dir=tmp_path / "hook", options=SMALL)
         with jax.profiler.trace(str(tmp_path / "other"), profiler_options=SMALL):
-            with session(hook, ms.StopAtStepHook(9)) as sess:
+            with session(hook, ms.StopAtStepHook(last_step=9)) as sess:
                 train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         assert hook.traces == []
@@ -238,7 +238,7 @@ class TestInSession:
     def test_store_that_refuses_costs_the_trace_only(self, tmp_path, straight, lines):
         (tmp_path / "file").write_text("in the way")
         hook = ms.ProfilerHook(save_steps=4, output_dir=tmp_path / "file", options=SMALL)
-        with session(hook, ms.StopAtStepHook(9)) as sess:
+        with session(hook, ms.StopAtStepHook(last_step=9)) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
         assert hook.traces == []
@@ -246,7 +246,7 @@ class TestInSession:
 
     def test_without_a_directory_nothing_is_recorded(self, lines):
         hook = ms.ProfilerHook(save_steps=2)
-        with session(hook, ms.StopAtStepHook(5)) as sess:
+        with session(hook, ms.StopAtStepHook(last_step=5)) as sess:
             train(sess)
         assert hook.traces == []
         assert "ProfilerHook records nothing here: there is no output_dir and no checkpoint_dir." in lines()
@@ -262,7 +262,9 @@ class TestInSession:
 
         hook = ms.ProfilerHook(window=(3, 3), output_dir=tmp_path, options=SMALL)
         with ms.MonitoredTrainingSession(
-            lambda: np.ones((200, 200), np.float32), hooks=[hook, ms.StopAtStepHook(5)], log_step_count_steps=None
+            lambda: np.ones((200, 200), np.float32),
+            hooks=[hook, ms.StopAtStepHook(last_step=5)],
+            log_step_count_steps=None,
         ) as sess:
             while not sess.should_stop():
                 sess.run(matmul)
