@@ -45,9 +45,11 @@ class EvaluationHook(SessionRunHook):
     The results go where `MonitoredSession.log` takes them: to the curves, to `EarlyStoppingHook`, and to
     `KeepBest(n, "eval/<name>")`, which ranks a checkpoint of the same step by them.
 
-    A step is evaluated once: not again at the end or after a restart. With several processes all take part, each with
-    its own share of the data, and an evaluation ends where the first of them has no further batch. A signal that ends
-    the job breaks an evaluation off, so that the final checkpoint is in time; the next attempt makes up for it.
+    A step is evaluated once, not again at the end or after a restart. Only the last step of a run that its data or its
+    loop has ended is evaluated after the final commit, and once more if that run is started again. With several
+    processes all take part, each with its own share of the data, and an evaluation ends where the first of them has no
+    further batch. A signal that ends the job breaks an evaluation off, so that the final checkpoint is in time; the
+    next attempt makes up for it.
 
     Args:
         step: Made by `eval_step`; its outputs are single numbers.
@@ -166,13 +168,14 @@ class EvaluationHook(SessionRunHook):
         due = self._by_secs is not None and self._by_secs.due(session, step)
         due = due or (self._by_steps is not None and self._by_steps.crossed(seen, step))
         due = due or (self._with_saves and session.save_requested)
-        if due or (self._at_end and session.stop_reason is not None and session.stop_reason in _ENDS):
+        if due:
             self._evaluate(session, step)
+        elif session.stop_reason is not None:
+            self._evaluate_at_end(session)
 
     def end(self, session: MonitoredSession) -> None:
         """Evaluate the final state if it was not."""
-        if self._at_end and session.stop_reason in _ENDS:
-            self._evaluate(session, session.global_step)
+        self._evaluate_at_end(session)
 
     def state_dict(self) -> dict[str, Any]:
         """Which step was evaluated last, and which one is still to be."""
@@ -182,6 +185,10 @@ class EvaluationHook(SessionRunHook):
         """Take them back."""
         self._evaluated, self._overdue = state["step"], state["overdue"]
 
+    def _evaluate_at_end(self, session: MonitoredSession) -> None:
+        if self._at_end and session.stop_reason in _ENDS and not session.preempted:
+            self._evaluate(session, session.global_step)
+
     def _evaluate(self, session: MonitoredSession, step: int) -> None:
         if step == self._evaluated:
             self._overdue = None
@@ -189,12 +196,10 @@ class EvaluationHook(SessionRunHook):
         begun = clock.monotonic()
         self._overdue = step  # until it is done, whatever breaks it off
         sums = OverBatches(self._step)
-        interruptible = session.stop_reason != StopReason.PREEMPTED
         for args in self._batches(session):
             sums.add(session.run_without_hooks(self._step, *args))
-            # Agreed on at the same dispatch on all processes, so that none is left alone here.
-            if interruptible and session.stop_reason == StopReason.PREEMPTED:
-                logger.info("The evaluation of step %d is broken off: %s.", step, session.stop_reason)
+            if session.preempted:  # at the same dispatch on all processes, so that none is left alone here
+                logger.info("The evaluation of step %d is broken off, for a signal ends the job.", step)
                 return
         results = sums.results()
         self._results = results if self._finish is None else finished(self._finish, results)

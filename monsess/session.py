@@ -484,6 +484,11 @@ class MonitoredSession:
         return self._coord.should_stop()
 
     @property
+    def preempted(self) -> bool:
+        """Whether a signal has asked for the end, on whichever process, at the same point of the program on all."""
+        return self._agreement.signal is not None
+
+    @property
     def save_requested(self) -> bool:
         """Whether a checkpoint of this step was asked for or agreed on and is still to be made."""
         return self._saving.saves and self._agreement.save_agreed()
@@ -695,6 +700,14 @@ class MonitoredSession:
         """The directory of the run, for hooks that keep something there; None where this process has none."""
         return None if self._saving.store is None else self._saving.store._storage
 
+    def _ends_for_another(self) -> bool:
+        """Whether another process is known to have failed, so that this one is ended; from any thread."""
+        try:
+            self._job.check()
+        except MonsessError:
+            return True
+        return False
+
     def _gives_up(self, error: BaseException) -> None:
         """Tell the other processes, from any thread, that this one ends for ``error`` whatever its main thread does."""
         self._job.report(error)
@@ -877,7 +890,7 @@ class MonitoredSession:
         self._phase = "closing"
         self._failure = error = self._explained(error)
         self._job.report(error)
-        self._stopping.request(StopReason("ERROR", _shown(error)), everywhere=True)
+        self._stopping.request(StopReason("ERROR", self._saving.masked(_shown(error))), everywhere=True)
         self._note_thread_error(error)
         self._coord.request_stop()
         try:
