@@ -18,7 +18,7 @@ from monsess.checkpoint.ownership import Ownership
 from monsess.checkpoint.restore import Restored, find_restorable
 from monsess.checkpoint.saver import Saver, Snapshot
 from monsess.errors import ClusterError, MonsessError, NonFiniteStateError, SaveError, StorageError
-from monsess.log import logger
+from monsess.log import logger, mask
 from monsess.placement import Snapshotter, on_first_device
 from monsess.reduction import path_name
 
@@ -96,6 +96,10 @@ class Saving:
         if self.store is not None:
             return self.store.url
         return "the checkpoint_dir of process 0" if self.saves else None
+
+    def masked(self, text: str) -> str:
+        """``text`` without credentials, those that the directory is reached with among them."""
+        return mask(text, () if self.store is None else self.store._storage._secrets)
 
     @property
     def last_committed(self) -> int | None:

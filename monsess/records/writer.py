@@ -122,11 +122,13 @@ class Records:
             except Exception as error:  # the step that they are of has failed, and is heard of
                 logger.debug("values of step %d were lost: %s", step, error)
                 return
+            scalars = {self._masked(tag): value for tag, value in scalars.items()}
+            rest = {self._masked(tag): self._masked(value) for tag, value in rest.items()}
             if scalars:
                 self._add_line({"step": step, "time": when, "scalars": scalars})
             for tag, value in rest.items():
                 if isinstance(value, Text):
-                    self._add_line({"event": "text", "step": step, "time": when, "tag": tag, "text": mask(value.text)})
+                    self._add_line({"event": "text", "step": step, "time": when, "tag": tag, "text": value.text})
             self._extra_add(lambda extra: extra.values(step, when, {**scalars, **rest}))
 
         self._put(write)
@@ -171,9 +173,19 @@ class Records:
 
     def _record(self, event: str, step: int, fields: Mapping[str, Any]) -> float:
         record = {"event": event, "step": step, "time": _wall(), **fields}
-        record = {name: _masked(value) for name, value in record.items()}
+        record = self._masked(record)
         self._put(lambda: self._add_line(record))
         return float(record["time"])
+
+    def _masked(self, value: Any) -> Any:
+        """``value`` without credentials, its own directory's among them, wherever users' code has put them."""
+        if isinstance(value, str):
+            return mask(value, self._storage._secrets)
+        if isinstance(value, Text):
+            return Text(self._masked(value.text))
+        if isinstance(value, Mapping):
+            return {self._masked(str(name)): self._masked(part) for name, part in value.items()}
+        return [self._masked(part) for part in value] if isinstance(value, (list, tuple)) else value
 
     def _put(self, write: Callable[[], None]) -> None:
         with self._changed:
@@ -326,12 +338,6 @@ class Records:
         except Exception as error:  # a library that does not fit is no reason to lose the lines
             self._extra = None
             logger.warning("TensorBoard's files are written no more: %s: %s", type(error).__name__, mask(str(error)))
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, str):
-        return mask(value)
-    return {name: _masked(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _wall() -> float:

@@ -36,7 +36,7 @@ def duration_text(seconds: float) -> str:
         ['12 ms', '1.23 s', '42.1 s', '3 min 20 s', '2 h 5 min', '2 d 8 h']
     """
     if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 or seconds <= 0 else "<1 ms"
+        return "<1 ms" if 0 < seconds < 0.001 else f"{seconds * 1000:.0f} ms"
     if seconds < 9.995:
         return f"{seconds:.2f} s"
     if seconds < 59.95:

@@ -112,9 +112,14 @@ def store_fails(monkeypatch) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def everything_said_is_clean(caplog, capfd) -> Iterator[None]:
+def everything_said_is_clean(caplog, capfd, tmp_path, monkeypatch) -> Iterator[None]:
     caplog.set_level(logging.DEBUG)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)  # where pages go
     yield
+    for path in home.rglob("*"):
+        assert_clean("a page", path.read_bytes())
     for record in caplog.records:
         assert_clean("the log", record.getMessage() + str(record.args) + str(record.exc_text))
         if record.exc_info:
@@ -306,7 +311,7 @@ def called(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.takes_url], ids=lambda c: c.name)
 def test_every_command(command, form, url, store_fails, monkeypatch, caplog, capfd):
     attempt(url, 4, keep=ms.KeepLast(9))
     monkeypatch.setenv("MONSESS_STORAGE_OPTIONS", json.dumps(OPTIONS))
@@ -325,6 +330,57 @@ def test_every_command(command, form, url, store_fails, monkeypatch, caplog, cap
     store_fails("list", "read", "write", "delete")
     assert called(*arguments) in (1, 3)
     assert "***" in "".join(capfd.readouterr())
+
+
+def test_what_a_run_records_and_what_is_shown_of_it(url, store_fails, monkeypatch, caplog, capfd):
+    """Records are made of names and texts of everybody: a hook's, a step's, and those of an error."""
+    everything = f"{url} {OPTIONS} {json.dumps(OPTIONS)}"
+
+    class Talks(ms.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            run_context.session.log({"loss": 0.5, f"of/{url}": 1.0})
+            if run_context.global_step == 3:
+                raise ValueError(f"could not load {url} with {OPTIONS}\n{everything}")
+
+    with pytest.raises(ValueError, match="could not load"):
+        attempt(url, chief_only_hooks=[Talks()], save_checkpoint_steps=1)
+    for name, data in objects(url).items():
+        assert_clean(name, data)
+    # What was written before anybody looked after it, or by something else.
+    LeakyFileSystem().pipe_file(
+        f"{LeakyFileSystem._strip_protocol(url)}/metrics-0002-b-000000.jsonl",
+        b"".join(
+            json.dumps(record).encode() + b"\n"
+            for record in (
+                {"event": "start", "step": 2, "time": 1.0, "restored_from": 2, "host": everything, "run_id": url},
+                {"step": 3, "time": 2.0, "scalars": {"loss": 0.25, everything: 1.0}},
+                {"event": everything, "step": 3, "time": 2.0, "text": everything, everything: [everything]},
+                {
+                    "event": "end",
+                    "step": 3,
+                    "time": 3.0,
+                    "reason": "ERROR",
+                    "error": f"no\n{everything}",
+                    "seconds": {},
+                },
+            )
+        ),
+    )
+    monkeypatch.setenv("MONSESS_STORAGE_OPTIONS", json.dumps(OPTIONS))
+    for command in (["report"], ["report", "--json"], ["tail", "-n", "99"], ["tail", "--json", "-n", "99"], ["ls"]):
+        assert called(command[0], url, *command[1:], *(["--wait", "0"] if command[0] == "tail" else [])) in (0, 1)
+        said = capfd.readouterr()
+        assert_clean(command[0], said.out + said.err)
+        assert said.out
+    with open("report.html", encoding="utf-8") as page:
+        text = page.read()
+    assert "leaky://***@" in text
+    assert "could not load" in text or "no\n" in text
+    parent = url.rpartition("/")[0]
+    assert called("ls", parent) == 0
+    said = capfd.readouterr()
+    assert "failed" in said.out
+    assert_clean("ls", said.out + said.err)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import written
 from checkpoints import fresh, save
 
 from monsess.commands import COMMANDS, main, parser
@@ -26,6 +27,8 @@ FROZEN = {
         ("args", "...", None),
     ],
     "ls": [*COMMON, ("-n --last", None, None)],
+    "report": [*COMMON, ("-o --output", None, "report.html")],
+    "tail": [*COMMON, ("-n --last", None, 10), ("--wait", None, 60), ("--interval", None, 1.0)],
     "show": [*COMMON, ("step", "?", "newest")],
     "verify": [*COMMON, ("steps", "*", None), ("--all", 0, False)],
     "diff": [*COMMON, ("step", None, None), ("other", "+", None), ("--other-storage-options", None, None)],
@@ -46,7 +49,11 @@ FROZEN = {
 }
 #: Per command the keys of its JSON document.
 KEYS = {
-    "ls": {"url", "steps", "left_out", "other_folders", "owner"},
+    "ls": {"url", "steps", "left_out", "other_folders", "owner", "run", "runs"},
+    "report": {
+        *("url", "output", "bytes", "run_id", "state", "why", "step", "attempts", "lost_steps", "lost_seconds"),
+        *("checkpoints", "values"),
+    },
     "show": {
         *("url", "step", "run_id", "attempt", "time", "started", "size", "files", "metrics", "pinned"),
         *("leaves", "session"),
@@ -60,6 +67,9 @@ KEYS = {
 }
 ROWS = {
     ("ls", "steps"): {"step", "state", "pinned", "time", "size", "run_id", "attempt", "metrics"},
+    ("ls", "runs"): {
+        *("folder", "checkpoints", "newest", "unreadable", "state", "why", "step", "heard", "run_id"),
+    },
     ("show", "leaves"): {"path", "kind", "shape", "dtype", "key_impl", "bytes"},
     ("verify", "steps"): {"step", "result", "problems", "files", "size", "seconds"},
     ("prune", "kept"): {"step", "because"},
@@ -67,7 +77,8 @@ ROWS = {
 }
 
 
-ABOUT_A_DIRECTORY = [command for command in COMMANDS if command.takes_url]
+#: `monsess tail` writes a line of JSON per record, as the run wrote it: metrics.jsonl is its format.
+ABOUT_A_DIRECTORY = [command for command in COMMANDS if command.takes_url and command.name != "tail"]
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:
@@ -89,16 +100,26 @@ def test_the_arguments():
 
 
 @pytest.mark.parametrize("command", ABOUT_A_DIRECTORY, ids=lambda command: command.name)
-def test_the_documents(command, capsys):
+def test_the_documents(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a page goes
     url = fresh("memory")
     save(url, 5, 10)
     assert main([command.name, url, *command.example, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document.keys() == KEYS[command.name]
     for (name, key), keys in ROWS.items():
-        if name == command.name:
+        if name == command.name and (name, key) != ("ls", "runs"):
             assert document[key]
             assert all(row.keys() == keys for row in document[key])
+
+
+def test_the_document_about_runs(capsys):
+    url = fresh("memory")
+    written.write(f"{url}/one", written.three_kills())
+    assert main(["ls", url, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document.keys() == KEYS["ls"]
+    assert [row.keys() for row in document["runs"]] == [ROWS["ls", "runs"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

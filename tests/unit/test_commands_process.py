@@ -14,6 +14,7 @@ import time
 import pytest
 from checkpoints import fresh, save
 from command_line import CommandLine
+from written import three_kills, write
 
 from monsess.commands import COMMANDS, main
 from monsess.commands.console import Cell, Console, age_text, size_text
@@ -44,6 +45,7 @@ class Terminal(io.StringIO):
 def test_no_device_is_started(tmp_path):
     url = tmp_path / "run"
     save(str(url), 5, 10)
+    write(str(url), three_kills())
     code = """
         import sys
         from jax._src import xla_bridge
@@ -60,6 +62,7 @@ def test_no_device_is_started(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(url)],
         env=environment,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=240,
@@ -254,9 +257,11 @@ def test_amounts():
     assert age_text(-5) == "in the future"
 
 
-def test_a_stranger_in_run_json_is_no_reason_to_fail(call):
+def test_a_stranger_in_run_json_is_no_reason_to_fail(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     url = fresh("memory")
     store = save(url, 5)
+    write(url, three_kills())
     store._storage.write("run.json", b"[]")
     store._storage.write("owner.json", b"torn")
     for command in (command for command in COMMANDS if command.takes_url):
