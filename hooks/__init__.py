@@ -26,6 +26,7 @@ from monsess.hooks.stop_after_n_evals import StopAfterNEvalsHook
 from monsess.hooks.stop_at_step import StopAtStepHook
 from monsess.hooks.stop_at_time import StopAtTimeHook
 from monsess.hooks.summary_saver import SummarySaverHook
+from monsess.hooks.trackers import MLflowHook, WandbHook
 from monsess.hooks.waiter import GlobalStepWaiterHook
 from monsess.hooks.watchdog import WatchdogHook
 
@@ -40,6 +41,7 @@ __all__ = [
     "GlobalStepWaiterHook",
     "GoodputHook",
     "LoggingTensorHook",
+    "MLflowHook",
     "NanTensorHook",
     "ProfilerHook",
     "ProgressBarHook",
@@ -49,6 +51,7 @@ __all__ = [
     "StopAtStepHook",
     "StopAtTimeHook",
     "SummarySaverHook",
+    "WandbHook",
     "WatchdogHook",
     "make_early_stopping_hook",
     "stop_if_higher_hook",

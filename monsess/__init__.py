@@ -61,6 +61,7 @@ from monsess.hooks import FinalOpsHook as FinalOpsHook
 from monsess.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
 from monsess.hooks import GoodputHook as GoodputHook
 from monsess.hooks import LoggingTensorHook as LoggingTensorHook
+from monsess.hooks import MLflowHook as MLflowHook
 from monsess.hooks import NanTensorHook as NanTensorHook
 from monsess.hooks import ProfilerHook as ProfilerHook
 from monsess.hooks import ProgressBarHook as ProgressBarHook
@@ -70,6 +71,7 @@ from monsess.hooks import StopAfterNEvalsHook as StopAfterNEvalsHook
 from monsess.hooks import StopAtStepHook as StopAtStepHook
 from monsess.hooks import StopAtTimeHook as StopAtTimeHook
 from monsess.hooks import SummarySaverHook as SummarySaverHook
+from monsess.hooks import WandbHook as WandbHook
 from monsess.hooks import WatchdogHook as WatchdogHook
 from monsess.hooks import make_early_stopping_hook as make_early_stopping_hook
 from monsess.hooks import stop_if_higher_hook as stop_if_higher_hook
@@ -132,6 +134,7 @@ __all__ = [
     "LeftAloneError",
     "LoggingTensorHook",
     "LooperThread",
+    "MLflowHook",
     "Metrics",
     "MonitoredSession",
     "MonitoredTrainingSession",
@@ -171,6 +174,7 @@ __all__ = [
     "StorageError",
     "SummarySaverHook",
     "UnstorableLeafError",
+    "WandbHook",
     "WatchdogHook",
     "__version__",
     "allgather",

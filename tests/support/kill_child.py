@@ -282,7 +282,8 @@ def train(options: Options) -> None:
     curve = Curve(Appender(os.path.join(options.folder, "curve")))
     witnesses = [Witness(place) for place in ("first", "middle", "last")]
     hooks: list[Any] = [witnesses[0], Killer(options, "first"), curve, ms.NanTensorHook(), witnesses[1]]
-    hooks += [ms.StopAtStepHook(last_step=options.last_step), witnesses[2], Killer(options, "last")]
+    hooks += [ms.SummarySaverHook(save_steps=1), ms.StopAtStepHook(last_step=options.last_step)]
+    hooks += [witnesses[2], Killer(options, "last")]
     cadence: dict[str, Any] = {"save_checkpoint_steps": options.every}
     if options.saver != "default":
         cadence = {"save_checkpoint_steps": None, "save_checkpoint_secs": None}
@@ -301,6 +302,7 @@ def train(options: Options) -> None:
         ),
         hooks=hooks,
         keep=ms.KeepLast(options.keep),
+        save_summaries_steps=None,
         prefetch=2,
         **cadence,
     ) as sess:

@@ -218,6 +218,19 @@ def assert_same(folder: str, straight: Ending) -> None:
     assert [hook["place"] for hook in found.hooks] == ["first", "middle", "last"]
     assert [int(line.split()[0]) for line in found.curve] == list(range(1, found.step + 1))
     assert [int(line.split()[-2]) for line in found.curve] == list(range(found.step))
+    assert_recorded(folder, found.curve)
+
+
+def assert_recorded(folder: str, curve: Sequence[str]) -> None:
+    """The records in a store hold each step once, with all bits, whatever was killed."""
+    if not os.path.isdir(os.path.join(folder, "checkpoints")):
+        return  # nothing was stored, or elsewhere
+    recorded = ms.read_metrics(os.path.join(folder, "checkpoints")).curves
+    rows = [line.split() for line in curve]
+    for place, name in enumerate(kill_child.FETCHED[:4], start=1):
+        expected = [(int(row[0]), float.fromhex(row[place])) for row in rows]
+        found = [(point.step, point.value) for point in recorded.get(name, [])]
+        assert found == expected, f"the recorded curve of {name} has other steps or values: {found}"
 
 
 def assert_sound(folder: str, damaged: Collection[int] = (), store: str = "plain") -> list[int]:
@@ -240,6 +253,7 @@ def assert_tidy(folder: str, store: str = "plain") -> None:
     steps = {str(step) for step in assert_sound(folder, store=store)}
     kept = {path.name for path in root.iterdir() if path.name.startswith(("aside-", "damaged-"))}
     left = {path.name for path in root.iterdir()} - {"run.json", "owner.json", "pins"} - steps - kept
+    left = {name for name in left if not name.startswith(("metrics", "events.out.tfevents."))}
     inside = [path.relative_to(root).as_posix() for name in sorted(left) for path in sorted((root / name).rglob("*"))]
     assert not left, f"left behind: {sorted(left)}, in it: {inside}"
     for step in steps:
