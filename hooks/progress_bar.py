@@ -77,7 +77,7 @@ class ProgressBarHook(SessionRunHook):
         self._close()
         self._shows, self._fetched = True, False
         self._due_at = 0.0
-        self._arrived: tuple[int, Any] | None = None
+        self._arrived: tuple[int, float, Any] | None = None
 
     def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
         """Begin at the session's step; after a recovery, go back to it."""
@@ -102,41 +102,42 @@ class ProgressBarHook(SessionRunHook):
             for label, value in zip(self._labels, values, strict=False):
                 if jnp.ndim(value):
                     raise ValueError(f"ProgressBarHook: {label!r} is no single number, but of shape {value.shape}.")
-            run_context.watch(_one_array(values), partial(self._take, run_context.global_step))
+            run_context.watch(_one_array(values), partial(self._take, run_context.global_step, clock.monotonic()))
         if self._arrived is not None:
-            (step, values), self._arrived = self._arrived, None
-            self._show(step, values, run_context.session)
+            (step, at, values), self._arrived = self._arrived, None
+            self._show(step, at, values, run_context.session)
 
     def end(self, session: MonitoredSession) -> None:
         """Show the end, and leave the line."""
         if self._fetched:
             values = session.evaluate(self._args.fetches)
-            self._show(session.global_step, np.asarray(_one_array(list(values))), session)
+            now = clock.monotonic()
+            self._show(session.global_step, now, np.asarray(_one_array(list(values))), session)
         self._close()
 
     def on_error(self, session: MonitoredSession, error: BaseException) -> None:
         """Leave the line: the error is printed below it."""
         self._close()
 
-    def _take(self, step: int, values: Any) -> None:
-        self._arrived = (step, np.asarray(values))  # in any thread: it is shown in the training thread
+    def _take(self, step: int, at: float, values: Any) -> None:
+        self._arrived = (step, at, np.asarray(values))  # in any thread: it is shown in the training thread
 
-    def _show(self, step: int, values: Any, session: MonitoredSession) -> None:
+    def _show(self, step: int, at: float, values: Any, session: MonitoredSession) -> None:
         total = session.last_step if self._total is None else self._total
         if self._display is None:  # only now: the first run, which compiles, says nothing of the rate
-            self._display = self._open(step, total)
+            self._display = self._open(step, at, total)
         texts = [f"{label}={value:.4g}" for label, value in zip(self._labels, values, strict=False)]
-        self._display.show(step, total, ", ".join(texts))
+        self._display.show(step, at, total, ", ".join(texts))
         self._due_at = clock.monotonic() + self._display.secs
 
-    def _open(self, step: int, total: int | None) -> _Display:
+    def _open(self, step: int, at: float, total: int | None) -> _Display:
         stream = sys.stderr
         if stream is not None and stream.isatty():
             try:
                 return _bar(stream, step, total, self._refresh_secs)
             except ImportError:
                 logger.info('The progress is shown line by line: a bar needs tqdm. pip install "monsess[tqdm]"')
-        return _Lines(step, self._line_secs)
+        return _Lines(step, at, self._line_secs)
 
     def _close(self) -> None:
         display, self._display = self._display, None
@@ -150,8 +151,8 @@ class _Display(Protocol):
     #: float: seconds between two times that it is shown.
     secs: float
 
-    def show(self, step: int, total: int | None, text: str) -> None:
-        """Show a step."""
+    def show(self, step: int, at: float, total: int | None, text: str) -> None:
+        """Show a step, which was run at ``at`` on the clock."""
 
     def close(self) -> None:
         """Leave what was shown last."""
@@ -160,18 +161,16 @@ class _Display(Protocol):
 class _Lines:
     """One line of the log each time."""
 
-    def __init__(self, step: int, secs: float) -> None:
+    def __init__(self, step: int, at: float, secs: float) -> None:
         self.secs = secs
         self._shown: int | None = None
-        self._step = step
-        self._since = clock.monotonic()
+        self._step, self._since = step, at
 
-    def show(self, step: int, total: int | None, text: str) -> None:
+    def show(self, step: int, at: float, total: int | None, text: str) -> None:
         """Log a line; its rate is that since the line before."""
         if step == self._shown:
             return
-        now = clock.monotonic()
-        seconds, steps = now - self._since, step - self._step
+        seconds, steps = at - self._since, step - self._step
         rate = steps / seconds if seconds > 0 else 0.0
         parts = [f"step {step}" if total is None else f"step {step}/{total} ({100 * step / total:.1f} %)"]
         if rate > 0:
@@ -181,7 +180,7 @@ class _Lines:
         if text:
             parts.append(text)
         logger.info("%s", ", ".join(parts))
-        self._step, self._since, self._shown = step, now, step
+        self._step, self._since, self._shown = step, at, step
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -209,7 +208,7 @@ def _bar(stream: TextIO, step: int, total: int | None, secs: float) -> _Display:
             self._clears = _ClearsLine(self._tqdm.clear)
             logger.handlers.insert(0, self._clears)  # before the handlers that write
 
-        def show(self, step: int, total: int | None, text: str) -> None:
+        def show(self, step: int, at: float, total: int | None, text: str) -> None:
             self._tqdm.total = total
             self._tqdm.set_postfix_str(text, refresh=False)
             if not self._tqdm.update(step - self._tqdm.n):

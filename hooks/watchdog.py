@@ -129,6 +129,8 @@ class WatchdogHook(SessionRunHook):
         waits = session.process_count > 1 and phase.kind in ("device", "processes")
         if stalled < limit + (min(_OTHERS_SECS, limit / 2) if waits else 0.0):
             return None
+        if waits and session._ends_for_another():
+            return None  # who is behind it is known, and told
         who = "" if session.process_count == 1 else f" of process {jax.process_index()}"
         others = ", perhaps for another process" if waits and phase.kind == "device" else ""
         return (
