@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from monsess.agreement import StopReason
+from monsess.checkpoint.evaluations import EVAL_PREFIX
 from monsess.hook import SessionRunContext, SessionRunHook, SessionRunValues, hook_name
 from monsess.log import logger
 from monsess.timer import Cadence, check_secs, check_steps
@@ -61,8 +62,9 @@ class EarlyStoppingHook(SessionRunHook):
     what is remembered, before the first run too, so that starting the stopped run again executes nothing, and starting
     it with more patience goes on. A value that never comes stops nothing; that is said at the end.
 
-    With one process the stop takes effect in the run in which the value is logged. With several it is a wish, which
-    takes effect some runs later on all at the same step, so that a value which only one of them logs does no harm.
+    The stop takes effect in the run in which the value is logged. With several processes that holds for a value called
+    ``eval/<name>``, which has to be logged on all of them, as `EvaluationHook` does. The stop for any other value is a
+    wish there, which takes effect some runs later, on all at the same step: one that a single process logs does no harm.
 
     Args:
         metric: The name of the value, such as ``"eval/loss"``.
@@ -122,6 +124,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._higher_than = None if higher_than is None else _number("higher_than", higher_than)
         self._lower_than = None if lower_than is None else _number("lower_than", lower_than)
         self._min_steps = check_steps("min_steps", min_steps, at_least=0)
+        self.on_all_processes = metric.startswith(EVAL_PREFIX)
         self.state_key = f"EarlyStoppingHook:{metric}"  # two of them in another order keep their states
         self.begin()
 
@@ -187,7 +190,7 @@ class EarlyStoppingHook(SessionRunHook):
             return
         logger.info("%s", why)
         logger.info("Requesting early stopping at global step %d", session.global_step)
-        session.request_stop(StopReason("EARLY_STOPPING", why, hook_name(self)))
+        session.request_stop(StopReason("EARLY_STOPPING", why, hook_name(self)), everywhere=self.on_all_processes)
 
     def _verdict(self) -> str | None:
         """Why to stop, or None."""

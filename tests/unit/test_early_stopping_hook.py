@@ -148,6 +148,14 @@ def test_the_reason_says_which_value_and_why(lines):
     )
 
 
+def test_a_value_of_an_evaluation_is_the_same_on_all_processes():
+    session = Session(EarlyStoppingHook("eval/loss", lower_than=1.0), processes=2)
+    session.hooks[0].log(10, {"eval/loss": 0.5})
+    assert [everywhere for _, _, everywhere in session.stops] == [True]
+    assert session.hooks[0].on_all_processes
+    assert not EarlyStoppingHook("loss", lower_than=1.0).on_all_processes
+
+
 def test_a_stop_that_is_agreed_on_is_left_alone():
     session = Session(EarlyStoppingHook("loss", patience=1))
     session.stop_reason = StopReason.BODY_LEFT

@@ -1,0 +1,124 @@
+"""Programs of jobs that evaluate, stop early, and are killed in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from cluster_child import Options
+
+import monsess as ms
+
+LIMIT = 60
+
+
+@ms.train_step
+def add(state: Any, batch: Any, mask: Any) -> Any:
+    """Sum up what all devices see."""
+    return {"sum": state["sum"] + ms.masked_mean(batch, mask)}, {}
+
+
+@ms.eval_step(reduce={"rows": "sum"})
+def evaluate(state: Any, batch: Any, mask: Any) -> Any:
+    """How far the batch is from the state, and how many rows there were."""
+    return {"away": ms.masked_mean(batch - state["sum"], mask), "rows": mask.sum()}
+
+
+@ms.eval_step
+def flat(state: Any, batch: Any) -> Any:
+    """A loss that never falls, whatever is learnt."""
+    return {"loss": 1.0 + 0.0 * batch.mean() * state["sum"]}
+
+
+def init_fn() -> Any:
+    """The state at the start."""
+    return {"sum": jnp.zeros(())}
+
+
+def numbers(options: Options) -> list[np.ndarray]:
+    """More batches than are used."""
+    return [np.full(options.devices, number, np.float32) for number in range(LIMIT)]
+
+
+class Hears(ms.SessionRunHook):
+    """Writes down the values of evaluations."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, scalars: Any) -> None:
+        """An evaluation is over."""
+        found = {name: float(value) for name, value in scalars.items() if name.startswith("eval/")}
+        if found:
+            self.heard.append((step, found))
+
+
+def different_shares(options: Options) -> dict[str, Any]:
+    """Process 0 has more rows in the last batch, and one batch more, than process 1; the chief counts seconds."""
+    rows = [4, 4, 3 if options.index == 0 else 4, *([4] if options.index == 0 else [])]
+    data = [np.arange(count, dtype=np.float32) + 100 * options.index + 10 * n for n, count in enumerate(rows)]
+    by_steps = ms.EvaluationHook(evaluate, data, every_n_steps=5, at_start=True)
+    by_saves = ms.EvaluationHook(evaluate, data[:1], with_saves=True, at_end=False, name="saved")
+    by_secs = ms.EvaluationHook(evaluate, data[:1], every_secs=0.05, at_end=False, name="often")
+    hears = Hears()
+    with ms.MonitoredTrainingSession(
+        init_fn,
+        data=numbers(options),
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=3,
+        keep=ms.KeepBest(1, "eval/away", mode="max"),
+        remainder="pad",
+        hooks=[by_steps, by_saves, by_secs, hears, ms.StopAtStepHook(last_step=12)],
+    ) as session:
+        while not session.should_stop():
+            session.run(add)
+    return {"heard": hears.heard, "results": by_steps.results, "step": session.global_step}
+
+
+def early(options: Options) -> dict[str, Any]:
+    """Evaluates every second step and stops after three values without a better one; may kill itself on the way."""
+    hears = Hears()
+    store = ms.CheckpointStore(options.url or "")
+    stops = ms.EarlyStoppingHook("eval/loss", patience=options.arguments.get("patience", 3))
+    data = [np.ones(options.devices, np.float32)] * 2
+    steps = 0
+    with ms.MonitoredTrainingSession(
+        init_fn,
+        data=numbers(options),
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=1,
+        hooks=[ms.EvaluationHook(flat, data, every_n_steps=2), stops, hears],
+    ) as session:
+        while not session.should_stop():
+            session.run(add)
+            steps += 1
+            if len(hears.heard) == options.arguments.get("kill_after"):
+                while session.global_step not in store.steps():
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+    reason = session.stop_reason
+    return {
+        "steps": steps,
+        "global_step": session.global_step,
+        "restored_from": session.restored_from,
+        "reason": None if reason is None else reason.name,
+        "heard": [step for step, _ in hears.heard],
+    }
+
+
+def evaluator(options: Options) -> dict[str, Any]:
+    """A job of its own that evaluates the checkpoints of the directory, each process its share."""
+    data = [np.full(2 * options.devices, 10.0 * options.index, np.float32)]
+    results: list[Any] = []
+    ms.Evaluator(evaluate, data, init_fn).evaluate_repeatedly(
+        options.url,
+        timeout=0,
+        newest_only=False,
+        on_result=lambda one: results.append([one.step, one.metrics]) and False,
+    )
+    once = ms.Evaluator(evaluate, data, init_fn).evaluate_once(options.url)
+    return {"results": results, "once": [once.step, once.metrics]}
