@@ -55,7 +55,7 @@ class Note:
             elapsed: Seconds since the attempt began.
         """
         self._rest = b", " + json.dumps(dict(about)).encode()[1:] + b"\n"
-        self._step, self._elapsed = step, elapsed
+        self._step, self._elapsed, self._next = step, elapsed, 0.0
         path = self._storage.local_path
         self._let_go()
         if path is None:
