@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cluster_child import Options
+from cluster_child import Options, _threads
 
 import monsess as ms
 
@@ -99,9 +99,13 @@ def watched(options: Options) -> dict[str, Any]:
         while not sess.should_stop():
             sess.run(step)
             if sess.global_step == dies_at:
+                assert options.url is not None
+                while ms.CheckpointStore(options.url).steps() != [5]:
+                    time.sleep(0.02)
                 os.kill(os.getpid(), signal.SIGKILL)
             if options.index == 1:
                 time.sleep(0.02)
         report = {"began": sess.restored_from, "wall": time.monotonic() - begun}
     report |= {"step": sess.global_step, "totals": goodput.totals, "traces": profiler.traces}
+    report["threads"] = _threads(3.0)
     return report | {"lost_steps": goodput.lost_steps, "restarts": goodput.restarts, "seconds": sess.seconds}
