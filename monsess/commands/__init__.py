@@ -68,19 +68,19 @@ COMMANDS = (
     Command("diff", "diff", "compare the leaves of two steps bit for bit", ("newest", "newest")),
     Command("pin", "pin", "protect steps from deletion, or take the protection away", ("newest",)),
     Command("prune", "prune", "delete the steps that a policy does not keep", ("--keep-last", "1", "--yes")),
-    Command(
-        "evaluate",
-        "evaluate",
-        "evaluate the checkpoints of a run as they come",
-        ("monsess.state_norm:evaluator", "--once"),
-        computes=True,
-    ),
     Command("unlock", "unlock", "take a directory away from a run that is over and did not say so"),
     Command(
         "check-store",
         "check_store",
         "find out whether a store can be trusted with checkpoints, and its speed",
         ("--size-mb", "1"),
+    ),
+    Command(
+        "evaluate",
+        "evaluate",
+        "evaluate the checkpoints of a run as they come",
+        ("monsess.state_norm:evaluator", "--once"),
+        computes=True,
     ),
 )
 

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from monsess.commands.console import Console, time_text
 from monsess.commands.options import Parser, UsageError, add_store, count, nothing_there, open_store, storage_options
 from monsess.commands.options import step as step_number
+from monsess.commands.reading import commit_of
 from monsess.errors import MonsessError
 from monsess.log import mask
 
 if TYPE_CHECKING:
+    from monsess.checkpoint.store import CheckpointStore
     from monsess.evaluation import EvaluationResult, Evaluator
 
 
@@ -54,6 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         results.append(result)
         shown = ", ".join(f"{name} = {value:g}" for name, value in result.metrics.items())
         console.say(f"{time_text(time.time())}  step {result.step}: {shown} ({result.seconds:.1f} s)")
+        sys.stdout.flush()  # whoever reads it through a pipe wants it now
 
     try:
         if args.once or args.step is not None:
@@ -71,17 +74,27 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 on_result=take,
                 storage_options=options,
             )
-    finally:
-        console.document({"url": store.url, "evaluations": [result._asdict() for result in results]})
+    except BaseException:
+        if results:
+            console.document(_document(store, results))
+        raise
+    console.document(_document(store, results))
     if not results:
         console.say(nothing_there(store))
     return 0 if results else 1
 
 
+def _document(store: CheckpointStore, results: list[EvaluationResult]) -> dict[str, Any]:
+    return {"url": store.url, "evaluations": [result._asdict() for result in results]}
+
+
 def _once(
     evaluator: Evaluator, args: argparse.Namespace, options: dict[str, Any], take: Callable[[EvaluationResult], None]
 ) -> None:
-    if args.step is None and not open_store(args).steps():
+    store = open_store(args)
+    if args.step is not None:
+        commit_of(store, args.step)
+    elif not store.steps():
         return
     result = evaluator.evaluate_once(args.url, args.step, storage_options=options)
     evaluator.publish(result, None if args.no_note else args.url, log_dir=args.log_dir, storage_options=options)

@@ -46,6 +46,19 @@ FROZEN = {
     ],
     "unlock": [*COMMON, ("--force", 0, False)],
     "check-store": [*COMMON, ("--size-mb", None, 64)],
+    "evaluate": [
+        *COMMON,
+        ("target", None, None),
+        ("--once", 0, False),
+        ("--step", None, None),
+        ("--all", 0, False),
+        ("--timeout", None, None),
+        ("--interval", None, 0.0),
+        ("--max", None, None),
+        ("--until-step", None, None),
+        ("--log-dir", None, None),
+        ("--no-note", 0, False),
+    ],
 }
 #: Per command the keys of its JSON document.
 KEYS = {
@@ -64,6 +77,7 @@ KEYS = {
     "prune": {"url", "dry_run", "deleted", "kept", "freed"},
     "unlock": {"url", "removed"},
     "check-store": {"url", "trusted", "checks", "figures", "left_behind"},
+    "evaluate": {"url", "evaluations"},
 }
 ROWS = {
     ("ls", "steps"): {"step", "state", "pinned", "time", "size", "run_id", "attempt", "metrics"},
@@ -74,6 +88,7 @@ ROWS = {
     ("verify", "steps"): {"step", "result", "problems", "files", "size", "seconds"},
     ("prune", "kept"): {"step", "because"},
     ("check-store", "checks"): {"name", "needed", "ok", "found", "meaning"},
+    ("evaluate", "evaluations"): {"step", "metrics", "batches", "seconds"},
 }
 
 
