@@ -64,7 +64,7 @@ class EarlyStoppingHook(SessionRunHook):
 
     The stop takes effect in the run in which the value is logged. With several processes that holds for a value called
     ``eval/<name>``, which has to be logged on all of them, as `EvaluationHook` does. The stop for any other value is a
-    wish there, which takes effect some runs later, on all at the same step: one that a single process logs does no harm.
+    wish there, which takes effect some runs later, on all at the same step: what one process alone logs does no harm.
 
     Args:
         metric: The name of the value, such as ``"eval/loss"``.

@@ -26,6 +26,10 @@ TITLES = {
     "CO": "Coordinator (`coordinator_test.py`)",
     "SL": "Clusters (`server_lib_test.py` and its siblings)",
     "SR": "Synchronous replicas (`sync_replicas_optimizer_test.py`)",
+    "ES": "Early stopping (Estimator's `early_stopping_test.py`)",
+    "EH": "Evaluation in the loop (Estimator's `hooks_test.py`)",
+    "IP": "Input position (`checkpoint_input_pipeline_hook_test.py`)",
+    "EV": "Evaluation beside the training (contrib's `evaluation_test.py`)",
 }
 
 HEAD = """\

@@ -7,10 +7,12 @@ import signal
 import numpy as np
 import pytest
 from cluster import outputs
+from conforms import conforms
 
 import monsess as ms
 
 
+@conforms("EH-004", instead="Several processes evaluate together, each its share of the data.")
 def test_all_take_part_and_every_row_counts_once(cluster):
     url = cluster.folder("checkpoints")
     ended = cluster.run(2, 2, url=str(url), call="cluster_evaluation:different_shares")
@@ -30,6 +32,15 @@ def test_all_take_part_and_every_row_counts_once(cluster):
     assert "do not have the same number of evaluation batches: it ends where process 1 has no" in ended[0].output
     store = ms.CheckpointStore(str(url))
     assert store.metrics(12)["eval/away"] == pytest.approx(rows.mean() - 66, rel=1e-6)
+
+
+@conforms("ES-015", instead="A wish of any process takes effect some runs later, on all at the same step.")
+def test_a_value_that_one_process_logs_stops_all_at_the_same_step(cluster):
+    ended = cluster.run(2, call="cluster_evaluation:one_logs")
+    assert [one.code for one in ended] == [0, 0], outputs(ended)
+    first, second = (one.report for one in ended)
+    assert first["step"] == second["step"] in range(5, 9)
+    assert [first["reason"], second["reason"]] == ["EARLY_STOPPING"] * 2
 
 
 def chain(cluster, count, kill_after, url):

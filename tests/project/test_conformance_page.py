@@ -27,11 +27,15 @@ def test_every_behaviour_has_a_test_and_the_page_is_fresh(capsys):
 def test_inventory_is_whole():
     cases = conformance.load_cases(conformance.ROOT / "tests" / "conformance" / "cases.json")
     for prefix, count, applying, deferred in (
-        ("MS", 131, 115, 4),
-        ("BH", 88, 84, 16),
+        ("MS", 131, 115, 0),
+        ("BH", 88, 84, 0),
         ("CO", 21, 21, 0),
         ("SL", 50, 26, 0),
         ("SR", 19, 8, 0),
+        ("ES", 15, 14, 0),
+        ("EH", 13, 9, 0),
+        ("IP", 4, 4, 0),
+        ("EV", 14, 13, 0),
     ):
         mine = [case for case in cases if case.id.startswith(prefix)]
         assert [case.id for case in mine] == [f"{prefix}-{n:03d}" for n in range(1, count + 1)]

@@ -79,6 +79,19 @@ def different_shares(options: Options) -> dict[str, Any]:
     return {"heard": hears.heard, "results": by_steps.results, "step": session.global_step}
 
 
+def one_logs(options: Options) -> dict[str, Any]:
+    """Process 1 alone logs the value that stops."""
+    with ms.MonitoredTrainingSession(
+        init_fn, data=numbers(options), hooks=[ms.stop_if_lower_hook("loss", 0.5), ms.StopAtStepHook(last_step=30)]
+    ) as session:
+        while not session.should_stop():
+            session.run(add)
+            if options.index == 1 and session.global_step == 4:
+                session.log({"loss": 0.25})
+    reason = session.stop_reason
+    return {"step": session.global_step, "reason": None if reason is None else reason.name}
+
+
 def early(options: Options) -> dict[str, Any]:
     """Evaluates every second step and stops after three values without a better one; may kill itself on the way."""
     hears = Hears()
