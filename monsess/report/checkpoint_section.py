@@ -19,16 +19,16 @@ _BAD = ("failed", "killed", "died")
 
 def timeline_of(view: View) -> dict[str, Any]:
     """What the script draws of attempts and checkpoints over time."""
-    newest = set(_newest_of_each(view.story.commits))
     commits = [
         {
             "lane": f"#{commit.attempt}",
             "time": commit.time,
             "step": commit.step,
-            "kept": commit in newest and commit.step in view.kept,
+            "kept": view.is_kept(commit),
             "text": e(", ".join(_about(commit))),
         }
-        for commit in view.story.commits[-_MOST_MARKS:]
+        for commit in view.commits[-_MOST_MARKS:]
+        if commit.attempt
     ]
     attempts = [_bar(view, attempt) for attempt in view.story.attempts]
     moments = [moment for bar in attempts for moment in (bar["begun"], bar["last_time"])]
@@ -76,10 +76,6 @@ def _about(commit: Commit) -> Iterable[str]:
         yield f"saved in {duration_text(commit.seconds)}"
 
 
-def _newest_of_each(commits: Iterable[Commit]) -> Iterable[Commit]:
-    return {commit.step: commit for commit in commits}.values()
-
-
 def _attempts(view: View) -> str:
     rows = []
     for a in view.story.attempts:
@@ -96,13 +92,10 @@ def _attempts(view: View) -> str:
 
 
 def _commits(view: View) -> str:
-    newest = set(_newest_of_each(view.story.commits))
-    told = {commit.step for commit in view.story.commits}
-    untold = [Commit(one.step, one.time, None, one.size, 0) for one in view.kept.values() if one.step not in told]
-    commits = sorted([*view.story.commits, *untold], key=lambda commit: commit.time)
+    commits = view.commits
     rows = []
     for commit in commits[-_MOST_ROWS:]:
-        record = view.kept.get(commit.step) if commit in newest or commit.step not in told else None
+        record = view.kept.get(commit.step) if view.is_kept(commit) else None
         state = "gone" if record is None else "pinned" if commit.step in view.pinned else "kept"
         size = record.size if record is not None else commit.size
         metrics = {} if record is None else record.metrics

@@ -155,12 +155,14 @@ def _tiles(view: View) -> Iterator[_Tile]:
     if rates:
         yield "Speed", f"{rates[-1]:.4g} /s", f"steps; {statistics.median(rates):.4g} in the middle"
     spent = story.time
-    if spent is not None and spent.wall > 0 and "step" in spent.parts:
-        yield "Spent in steps", f"{spent.parts['step'] / spent.wall:.1%}", f"of {duration_text(spent.wall)}"
-    if view.kept or story.commits:
-        newest = max([*view.kept, *(commit.step for commit in story.commits)])
-        more = f"{whole_text(len(view.kept))} kept, newest is step {whole_text(newest)}"
-        yield "Checkpoints", whole_text(max(len(story.commits), len(view.kept))), more
+    if spent is not None and spent.wall > 0:
+        share = (spent.parts.get("step", 0.0) + spent.parts.get("loop", 0.0)) / spent.wall
+        name = "Goodput" if spent.source == "goodput" else "Spent in steps"
+        yield name, f"{share:.1%}", f"of {duration_text(spent.wall)}"
+    commits = view.commits
+    if commits:
+        newest = max(commit.step for commit in commits)
+        yield "Checkpoints", whole_text(len(commits)), f"{len(view.kept):,} kept, newest is step {whole_text(newest)}"
     if len(story.attempts) > 1:
         lost = f"{counted(story.lost_steps, 'step')} lost" if story.lost_steps else "nothing lost"
         yield "Restarts", whole_text(len(story.attempts) - 1), lost

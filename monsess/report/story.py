@@ -16,15 +16,16 @@ Record = Mapping[str, Any]
 
 #: How the parts of the time are called in the records, in the order in which they are shown, and what they mean.
 PARTS = {
-    "step": "training steps on the device",
+    "step": "dispatching steps, and waiting for the devices",
     "input": "waiting for the next batch",
     "compile": "compiling the steps",
     "hooks": "hooks, evaluation and logging among them",
     "save": "saving, as far as training waited for it",
-    "start": "starting: joining, restoring, setting up",
-    "lost": "steps that a restart had to do again",
-    "down": "between two attempts",
-    "other": "everything else: the loop's own code, leaving",
+    "loop": "the loop's own code, where outputs are waited for",
+    "start": "restoring or initialising the state",
+    "lost": "what a restart had to do again",
+    "down": "from a kill to the next start",
+    "other": "everything else",
 }
 
 
@@ -210,8 +211,9 @@ def _when(attempt: Attempt, stretch: Sequence[Record], step: int) -> float:
     """When ``attempt`` was at ``step``, between the two moments that the records know around it."""
     if step >= attempt.last_step:
         return attempt.last_time
-    # A commit is recorded when it is seen, long after its step was run.
-    known = {r["step"]: float(r["time"]) for r in reversed(stretch) if r.get("event") in (None, "goodput")}
+    # The last word of a step counts: what hooks did in it is saved with it. A commit is recorded when it is seen, long
+    # after its step was run.
+    known = {r["step"]: float(r["time"]) for r in stretch if r.get("event") in (None, "goodput")}
     known.setdefault(attempt.first_step, attempt.begun)
     steps = sorted(known)
     at = bisect_left(steps, step)

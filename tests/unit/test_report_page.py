@@ -108,7 +108,7 @@ def test_the_story_of_a_run_with_three_kills(url, call):
     commits = [row for row in page.rows if len(row) == 7 and row[5] in ("kept", "gone", "pinned")]
     assert [(row[0], row[5]) for row in commits] == [("5", "gone"), ("10", "gone"), ("15", "pinned"), ("20", "kept")]
     assert ["Slow", "1.00 s", "80.0%"] in page.rows
-    assert ["step", "2.50 s", "41.7%", "training steps on the device"] in page.rows
+    assert ["step", "2.50 s", "41.7%", "dispatching steps, and waiting for the devices"] in page.rows
     for text in ("0.10.2", "3.11.7", "Environment", "Where the time went", "Hooks"):
         assert text in page.text
 
