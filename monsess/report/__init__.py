@@ -55,9 +55,9 @@ def view_of(store: CheckpointStore) -> View:
 
     owner = find_owner(store)
     records = records_of(store)
-    story = tell(records)
     run = store.read_run()
-    survey = store._survey(store._remembered())
+    survey = store._survey(store._remembered(run))
+    story = tell(records, survey.committed.values())
     return View(
         url=store.url,
         run_id=_run_id(story, run),

@@ -27,7 +27,7 @@ def timeline_of(view: View) -> dict[str, Any]:
             "kept": view.is_kept(commit),
             "text": e(", ".join(_about(commit))),
         }
-        for commit in view.commits[-_MOST_MARKS:]
+        for commit in view.story.commits[-_MOST_MARKS:]
         if commit.attempt
     ]
     attempts = [_bar(view, attempt) for attempt in view.story.attempts]
@@ -92,7 +92,7 @@ def _attempts(view: View) -> str:
 
 
 def _commits(view: View) -> str:
-    commits = view.commits
+    commits = view.story.commits
     rows = []
     for commit in commits[-_MOST_ROWS:]:
         record = view.kept.get(commit.step) if view.is_kept(commit) else None

@@ -49,7 +49,7 @@
       const plain = { x: across(one), y: one.values, name: one.tag, mode, line, marker: { size: 5 },
         customdata: one.steps, hovertemplate: view.x === "step" ? "%{y:.6~g}" : "%{y:.6~g} (step %{customdata})" };
       if (view.smooth > 0) {
-        traces.push({ ...plain, line: { color: faded(series(i), 0.3), width: 1 }, mode: "lines", hoverinfo: "skip",
+        traces.push({ ...plain, line: { color: faded(series(i), 0.4), width: 1 }, mode: "lines", hoverinfo: "skip",
           hovertemplate: undefined });
         traces.push({ ...plain, y: smoothed(one.values), mode: "lines", name: one.tag + ", smoothed" });
       } else {

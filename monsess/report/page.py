@@ -159,10 +159,13 @@ def _tiles(view: View) -> Iterator[_Tile]:
         share = (spent.parts.get("step", 0.0) + spent.parts.get("loop", 0.0)) / spent.wall
         name = "Goodput" if spent.source == "goodput" else "Spent in steps"
         yield name, f"{share:.1%}", f"of {duration_text(spent.wall)}"
-    commits = view.commits
-    if commits:
-        newest = max(commit.step for commit in commits)
-        yield "Checkpoints", whole_text(len(commits)), f"{len(view.kept):,} kept, newest is step {whole_text(newest)}"
+    if story.commits:
+        newest = max(commit.step for commit in story.commits)
+        yield (
+            "Checkpoints",
+            whole_text(len(story.commits)),
+            f"{len(view.kept):,} kept, newest is step {whole_text(newest)}",
+        )
     if len(story.attempts) > 1:
         lost = f"{counted(story.lost_steps, 'step')} lost" if story.lost_steps else "nothing lost"
         yield "Restarts", whole_text(len(story.attempts) - 1), lost

@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from monsess.checkpoint.commit import StepRecord
+
 Record = Mapping[str, Any]
 
 #: How the parts of the time are called in the records, in the order in which they are shown, and what they mean.
@@ -79,7 +81,7 @@ class Commit:
         time: Of its commit, in seconds since the epoch.
         seconds: From the snapshot to the commit; None if unknown.
         size: In bytes; None if unknown.
-        attempt: The number of the attempt that wrote it.
+        attempt: The number of the attempt that wrote it; 0 where that is unknown.
     """
 
     step: int
@@ -138,11 +140,12 @@ class Story:
         return sum(attempt.lost_seconds for attempt in self.attempts)
 
 
-def tell(records: Iterable[Record]) -> Story:
+def tell(records: Iterable[Record], kept: Iterable[StepRecord] = ()) -> Story:
     """Read the story of a run out of its records.
 
     Args:
         records: All lines, in the order in which they were written; unknown ones are skipped.
+        kept: Checkpoints that are there; a killed attempt may have had no time to record its last ones.
 
     Example:
         >>> story = tell([
@@ -160,6 +163,7 @@ def tell(records: Iterable[Record]) -> Story:
         if record.get("event") == "start" or not stretches:
             stretches.append([])
         stretches[-1].append(record)
+    nobodys = _add_untold(stretches, kept)
     attempts = [_attempt(number, stretch) for number, stretch in enumerate(stretches, 1)]
     for i, following in enumerate(attempts[1:]):
         attempts[i] = _overtaken(attempts[i], stretches[i], following)
@@ -168,7 +172,7 @@ def tell(records: Iterable[Record]) -> Story:
         for number, stretch in enumerate(stretches, 1)
         for record in stretch
         if record.get("event") == "checkpoint"
-    ]
+    ] + nobodys
     everything = [record for stretch in stretches for record in stretch]
     others = [r for r in everything if r.get("event") not in (None, "start", "end", "checkpoint", "goodput")]
     return Story(
@@ -178,6 +182,19 @@ def tell(records: Iterable[Record]) -> Story:
         _hooks(everything),
         tuple(others),
     )
+
+
+def _add_untold(stretches: Sequence[list[Record]], kept: Iterable[StepRecord]) -> list[Commit]:
+    """Add the checkpoints that are there to the records of the attempts that made them; returns those of no attempt."""
+    named = {stretch[0].get("attempt"): stretch for stretch in stretches}
+    nobodys = []
+    for one in kept:
+        stretch = named.get(one.attempt)
+        if stretch is None:
+            nobodys.append(Commit(one.step, one.time, None, one.size, 0))
+        elif not any(r.get("event") == "checkpoint" and r["step"] == one.step for r in stretch):
+            stretch.append({"event": "checkpoint", "step": one.step, "time": one.time, "bytes": one.size})
+    return nobodys
 
 
 def _attempt(number: int, stretch: Sequence[Record]) -> Attempt:

@@ -47,18 +47,6 @@ class View:
         """A short name for a title."""
         return self.url.rstrip("/").rpartition("/")[2] or self.url
 
-    @property
-    def commits(self) -> list[Commit]:
-        """All known checkpoints in order of time, also those that a killed attempt had no time to record."""
-        told = {commit.step for commit in self.story.commits}
-        numbers = {attempt.name: attempt.number for attempt in self.story.attempts}
-        untold = [
-            Commit(one.step, one.time, None, one.size, numbers.get(one.attempt, 0))
-            for one in self.kept.values()
-            if one.step not in told
-        ]
-        return sorted([*self.story.commits, *untold], key=lambda commit: commit.time)
-
     def is_kept(self, commit: Commit) -> bool:
         """Whether that checkpoint is still there; of a step that was committed twice, the later one may be."""
         record = self.kept.get(commit.step)

@@ -174,7 +174,9 @@ def test_tensorboard(browser, url, pictures):
             "return document.body.innerText.includes('learning_rate') && document.querySelectorAll('svg').length > 5"
         )
         assert browser.wait(asked, 90)
-        browser.run("for (const one of document.querySelectorAll('[aria-expanded=false]')) one.click()")
+        browser.run(
+            "for (const one of document.querySelectorAll('card-group-toolbar [aria-expanded=false]')) one.click()"
+        )
         time.sleep(3)
         assert all(one.startswith((address, "data:", "blob:")) for one in browser.requests())
         picture = browser.picture(pictures / "tensorboard.png")

@@ -88,7 +88,8 @@ def page_of(url: str) -> Page:
 
 
 def test_the_story_of_a_run_with_three_kills(url, call):
-    save(url, 15, 20, run_id=written.RUN_ID)
+    save(url, 15, run_id=written.RUN_ID, attempt="a3")
+    save(url, 20, run_id=written.RUN_ID, attempt="a4")
     ms.CheckpointStore(url).pin(15)
     write(url, three_kills())
     status, out, err = call("report", url, "-o", "page.html")

@@ -8,6 +8,7 @@ import pytest
 import written
 from written import BEGAN, checkpoint, end, start, values
 
+from monsess.checkpoint.commit import StepRecord
 from monsess.checkpoint.owner import Owner, UnknownOwner
 from monsess.report.standing import reason_of, standing
 from monsess.report.story import Story, tell
@@ -31,6 +32,20 @@ def test_the_time_of_a_restored_step_lies_between_those_that_are_known():
     records[1:3] = [checkpoint(15, 19), values(20, 20, loss=1)]  # seen late: it says little of when step 15 was run
     assert tell(records).attempts[0].lost_seconds == pytest.approx(5.0)
     assert tell([start(0, 0), start(0, 5, "a2")]).attempts[0].lost_steps == 0
+
+
+def test_checkpoints_that_a_killed_attempt_had_no_time_to_record():
+    records = [start(0, 0, "a1"), values(8, 8, loss=1.0), checkpoint(5, 6), start(8, 20, "a2"), values(9, 21, loss=1.0)]
+    made = [
+        StepRecord(step=5, run_id="r", attempt="a1", time=BEGAN + 6, started=BEGAN),
+        StepRecord(step=8, run_id="r", attempt="a1", time=BEGAN + 12, started=BEGAN, size=70),
+        StepRecord(step=3, run_id="q", attempt="before", time=BEGAN - 5, started=BEGAN, size=60),
+    ]
+    story = tell(records, made)
+    assert [(c.step, c.attempt, c.size) for c in story.commits] == [(3, 0, 60), (5, 1, 3000), (8, 1, 70)]
+    assert (story.attempts[0].last_time, story.attempts[0].pause) == (BEGAN + 12, 8.0)
+    assert story.attempts[0].lost_seconds == 0.0
+    assert tell([], made[:1]).commits[0].attempt == 0
 
 
 def test_a_start_from_the_beginning_loses_everything():
