@@ -195,6 +195,8 @@ class EvaluationHook(SessionRunHook):
             return
         begun = clock.monotonic()
         self._overdue = step  # until it is done, whatever breaks it off
+        if session.preempted:
+            return
         sums = OverBatches(self._step)
         for args in self._batches(session):
             sums.add(session.run_without_hooks(self._step, *args))

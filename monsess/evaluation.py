@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -276,16 +278,19 @@ class Evaluator:
 
     def _evaluated(self, restored: Restored | None, step: int, begun: float) -> EvaluationResult:
         sums = OverBatches(self._step)
-        with MonitoredTrainingSession(
-            self._init(restored),
-            data=None if self._data is None else _Batches(self._data, self._num_batches),
-            hooks=[*self._hooks, *self._limit()],
-            save_summaries_steps=None,
-            save_summaries_secs=None,
-            log_step_count_steps=None,
-            remainder=self._remainder,
-            check_replicas=False,
-        ) as session:
+        with (
+            _quiet(),
+            MonitoredTrainingSession(
+                self._init(restored),
+                data=None if self._data is None else _Batches(self._data, self._num_batches),
+                hooks=[*self._hooks, *self._limit()],
+                save_summaries_steps=None,
+                save_summaries_secs=None,
+                log_step_count_steps=None,
+                remainder=self._remainder,
+                check_replicas=False,
+            ) as session,
+        ):
             session._dispatcher._compiled = self._compiled  # not once more for each checkpoint
             while not session.should_stop():
                 sums.add(session.run(self._step))
@@ -319,6 +324,20 @@ class Evaluator:
         if fed and self._num_batches is None:
             return []  # a hook feeds the step, and a hook has to end it
         return [StopAtStepHook(last_step=self._num_batches or 1)]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines about a session's start and end: "fresh start, nothing is saved" would be beside the point."""
+
+    def hide(record: logging.LogRecord) -> bool:
+        return record.module != "announce"
+
+    logger.addFilter(hide)
+    try:
+        yield
+    finally:
+        logger.removeFilter(hide)
 
 
 class _Batches:

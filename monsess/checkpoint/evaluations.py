@@ -51,6 +51,7 @@ class Evaluations:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._names: list[str] = []
         self._read: dict[str, News | None] = {}  # None: not one of ours
 
     def add(self, record: StepRecord, metrics: Mapping[str, float]) -> None:
@@ -65,10 +66,10 @@ class Evaluations:
         self._read[name] = news
 
     def refresh(self, steps: Collection[int] | None = None) -> None:
-        """Read what is new.
+        """List the objects, and read those that are new.
 
         Args:
-            steps: Only values of these steps; None: of all.
+            steps: Read only values of these steps; None: of all.
 
         Raises:
             StorageError: The store could not be read.
@@ -77,7 +78,8 @@ class Evaluations:
             names = [name for name in self._storage.list(EVALS) if _NAME.fullmatch(name)]
         except FileNotFoundError:
             names = []
-        self._read = {name: news for name, news in self._read.items() if name in names}
+        self._names = names
+        self._read = {name: self._read[name] for name in names if name in self._read}
         unread = [n for n in names if n not in self._read and (steps is None or _step_of(n) in steps)]
         found = self._storage.map([lambda n=n: self._news(n) for n in unread])
         self._read.update(zip(unread, found, strict=True))
@@ -94,8 +96,8 @@ class Evaluations:
         return dataclasses.replace(record, metrics=metrics)
 
     def orphans(self, steps: Collection[int]) -> list[str]:
-        """The objects, relative to the directory, of steps that are not among ``steps``."""
-        return [f"{EVALS}/{name}" for name in self._read if _step_of(name) not in steps]
+        """The objects, relative to the directory, of steps that are not among ``steps``, as of the last `refresh`."""
+        return [f"{EVALS}/{name}" for name in self._names if _step_of(name) not in steps]
 
     def _news(self, name: str) -> News | None:
         try:

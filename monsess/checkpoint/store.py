@@ -32,7 +32,7 @@ from typing import Any, final
 
 from monsess.checkpoint import aside
 from monsess.checkpoint.commit import COMMIT, ITEM, ORBAX_MARKERS, SESSION, CommitRecord, StepRecord, decode
-from monsess.checkpoint.evaluations import Evaluations
+from monsess.checkpoint.evaluations import EVALS, Evaluations
 from monsess.checkpoint.survey import DELETING_PREFIX, PENDING_PREFIX, STAGING_PREFIX, Listing, Standing, Survey
 from monsess.errors import MonsessError, StorageError
 from monsess.localfiles import Digest
@@ -286,6 +286,7 @@ class CheckpointStore:
             [name for name in directories if name.startswith(STAGING_PREFIX)],
             [name for name in directories if name[:1].isdigit() and not _STEP_NAME.fullmatch(name)],
             aside.marks(found),
+            evaluated=EVALS in directories,
         )
 
     def _look_at(self, step: int, listing: Listing) -> CommitRecord | Standing:

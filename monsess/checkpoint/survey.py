@@ -26,6 +26,7 @@ class Listing:
         odd: Names of directories that begin with a digit and are no steps.
         moving: Marks of steps that are being moved aside.
         remembered: What run.json says of the steps, once somebody has asked.
+        evaluated: Whether there are values that came after a commit.
     """
 
     numbers: list[int]
@@ -34,6 +35,7 @@ class Listing:
     odd: list[str]
     moving: list[str]
     remembered: dict[int, StepRecord] | None = None
+    evaluated: bool = False
 
 
 class Standing(enum.Enum):

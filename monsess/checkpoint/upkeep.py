@@ -236,8 +236,9 @@ class Upkeep:
             survey = self._store._survey({**remembered, **fresh})
             self._store._note_damage(damaged, survey)
         self._known = {**survey.committed, **fresh}
+        if survey.listing.evaluated:
+            self._evaluations.refresh(None if self._ranks_evaluations else ())
         if self._ranks_evaluations:
-            self._evaluations.refresh()
             self._known = {step: self._evaluations.applied(record) for step, record in self._known.items()}
         self._broken = {s: record for s, record in before.items() if survey.others.get(s) is Standing.BROKEN}
         return self._known, survey

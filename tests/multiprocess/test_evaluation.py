@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -32,6 +33,22 @@ def test_all_take_part_and_every_row_counts_once(cluster):
     assert "do not have the same number of evaluation batches: it ends where process 1 has no" in ended[0].output
     store = ms.CheckpointStore(str(url))
     assert store.metrics(12)["eval/away"] == pytest.approx(rows.mean() - 66, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_signal_breaks_an_evaluation_off_and_the_next_attempt_makes_up_for_it(cluster, count):
+    url = cluster.folder("checkpoints")
+    call = "cluster_evaluation:long_evaluation"
+    with cluster.start(count, url=str(url), call=call, arguments={"secs": 0.1}) as job:
+        job.wrote(count - 1, "batch 2")
+        job.send(count - 1, signal.SIGTERM)
+        sent = time.monotonic()
+    assert [one.code for one in job.over] == [143] * count, outputs(job.over)
+    assert max(one.at for one in job.over) - sent < 15
+    assert "The evaluation of step 3 is broken off, for a signal ends the job." in job.over[0].output
+    assert ms.CheckpointStore(str(url)).steps() == [3]
+    ended = cluster.run(count, url=str(url), call=call, arguments={"secs": 0.0})
+    assert [one.report for one in ended] == [{"heard": [3], "step": 5}] * count, outputs(ended)
 
 
 @conforms("ES-015", instead="A wish of any process takes effect some runs later, on all at the same step.")

@@ -92,6 +92,29 @@ def one_logs(options: Options) -> dict[str, Any]:
     return {"step": session.global_step, "reason": None if reason is None else reason.name}
 
 
+def long_evaluation(options: Options) -> dict[str, Any]:
+    """An evaluation that would take half a minute, of step 3."""
+    seen = []
+
+    def slowly() -> Any:
+        for number in range(300):
+            seen.append(number)
+            print(f"batch {number}", flush=True)
+            time.sleep(options.arguments["secs"])
+            yield np.ones(options.devices, np.float32)
+
+    hears = Hears()
+    with ms.MonitoredTrainingSession(
+        init_fn,
+        data=numbers(options),
+        checkpoint_dir=options.url,
+        hooks=[ms.EvaluationHook(flat, slowly, every_n_steps=3, at_end=False), hears, ms.StopAtStepHook(last_step=5)],
+    ) as session:
+        while not session.should_stop():
+            session.run(add)
+    return {"heard": [step for step, _ in hears.heard], "step": session.global_step}
+
+
 def early(options: Options) -> dict[str, Any]:
     """Evaluates every second step and stops after three values without a better one; may kill itself on the way."""
     hears = Hears()

@@ -133,7 +133,19 @@ def test_what_cannot_be_read_is_no_value(tmp_path):
     assert store.metrics(1) == {"eval/loss": 1.0}
     evaluations = Evaluations(store._storage)
     evaluations.refresh()
+    assert len(evaluations.orphans([2])) == 6
     assert [path for path in evaluations.orphans([2]) if path.endswith("notes.txt")] == []
+
+
+def test_values_of_deleted_steps_go_with_them_whatever_the_policy(tmp_path):
+    other = ms.CheckpointStore(tmp_path)
+
+    def noted(sess):
+        ticks.wait_for_saves(sess, sess.global_step)
+        other.note_metrics(sess.global_step, {"eval/loss": 1.0})
+
+    train(tmp_path, 5, keep=ms.KeepLast(2), body=noted)
+    assert {name.partition("-")[0] for name in os.listdir(tmp_path / EVALS)} <= {"3", "4", "5"}
 
 
 def test_what_is_refused(tmp_path):
