@@ -32,6 +32,8 @@ _FIRST_BACKOFF_SECS = 1.0
 _LONGEST_BACKOFF_SECS = 30.0
 #: After an attempt of this length the next failure is a new one, and waited for as briefly as the first.
 _LONG_ATTEMPT_SECS = 600.0
+#: What comes back in the same words comes from the same checkpoint and data, and so it would every time.
+_COMES_BACK = ("NanLossDuringTrainingError", "NonFiniteStateError")
 
 
 def run(
@@ -50,7 +52,8 @@ def run(
     tell it who it is. The first process that fails ends the attempt: the others get SIGTERM a second later, and SIGKILL
     within ``failure_timeout_secs``. Then all of them are started again, while ``max_restarts`` allows, with a new
     coordinator port and a back-off of 1, 2, 4, ... at most 30 seconds. After exit status 2 (called wrongly), 130 and
-    143 (told to end), and after a signal to the launcher itself, nothing is started again. In the main thread SIGINT
+    143 (told to end), after a signal to the launcher itself, and after a loss or state that was not finite in the same
+    way twice in a row, nothing is started again. In the main thread SIGINT
     and SIGTERM are passed on to the processes for as long as this runs; a second SIGINT kills them.
 
     Args:
@@ -125,7 +128,7 @@ class _Launch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _attempts(self, folder: str, watch: Watch) -> int:
-        number, backoff = 0, _FIRST_BACKOFF_SECS
+        number, backoff, before = 0, _FIRST_BACKOFF_SECS, ""
         while True:
             begun = time.monotonic()
             verdict, tail = self._attempt(number, os.path.join(folder, str(number)), watch)
@@ -136,6 +139,11 @@ class _Launch:
                 return 0
             if self.signals or verdict.code in FINAL or number == self.max_restarts:
                 self._report(verdict, tail, number, lasted)
+                return verdict.code
+            found, before = before, _not_finite(verdict)
+            if before and before == found:
+                self._report(verdict, tail, number, lasted)
+                self.screen.note("it failed so twice in a row, and starting again would not help: nothing is restarted")
                 return verdict.code
             backoff = _FIRST_BACKOFF_SECS if lasted > _LONG_ATTEMPT_SECS else backoff
             number += 1
@@ -224,6 +232,12 @@ class _Launch:
             note("\n".join(f"  [{verdict.rank}] {line}" for line in lines))
         if self.log_dir is not None:
             note(f"its log: {os.path.join(self.log_dir, f'process-{verdict.rank}.log')}")
+
+
+def _not_finite(verdict: Verdict) -> str:
+    """The error of an attempt that ended for values that are not finite; empty for any other one."""
+    error = "" if verdict.record is None else verdict.record.error.splitlines()[0]
+    return error if error.partition(":")[0].rpartition(".")[2] in _COMES_BACK else ""
 
 
 @contextlib.contextmanager

@@ -109,3 +109,27 @@ def watched(options: Options) -> dict[str, Any]:
     report |= {"step": sess.global_step, "totals": goodput.totals, "traces": profiler.traces}
     report["threads"] = _threads(3.0)
     return report | {"lost_steps": goodput.lost_steps, "restarts": goodput.restarts, "seconds": sess.seconds}
+
+
+def not_finite(options: Options) -> None:
+    """Train with batches of which one, of process 1 only, holds a value that is not finite, until that is noticed."""
+    value, reduce = float(options.arguments["value"]), options.arguments["reduce"]
+
+    @ms.train_step(reduce={"n": "max", "other": reduce})
+    def step(state: Any, batch: Any) -> Any:
+        bad = {"loss": batch.mean()} if options.arguments["in_the_loss"] else {"loss": state["w"], "other": batch}
+        bad.setdefault("other", state["w"])
+        return {"w": state["w"] + 1, "n": state["n"] + 1}, {**bad, "n": state["n"]}
+
+    data = [np.ones(2, np.float32) for _ in range(40)]
+    if options.index == 1:
+        data[5 - 1][0] = value
+    with ms.MonitoredTrainingSession(
+        lambda: {"w": jnp.zeros(()), "n": jnp.zeros((), jnp.int32)},
+        data=data,
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=2,
+        hooks=[ms.NanTensorHook()],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(step)
