@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from monsess.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from monsess.hooks._values import fetch_label, flat_fetches
@@ -177,7 +178,8 @@ def _of_function(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     def look(state: Any, outputs: Any) -> Any:
         with collecting() as found:
             returned = function(state, outputs)
-        return _Looked(found.reduced(None), returned)
+        like = [leaf for leaf in jax.tree.leaves((state, outputs)) if isinstance(leaf, Tracer)]
+        return _Looked(found.reduced(None, like[0] if like else None), returned)
 
     look.__qualname__ = fetch_label(function)
     return look

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,7 +50,9 @@ class Recording:
             if checkpoint_dir is not None and _scheme(checkpoint_dir) not in ("", _scheme(url)):
                 options = None  # they are for another kind of store
             extra = Events(self._attempt) if is_available() else None
-            self._records = Records(url, options, self._attempt, extra, saving.raise_if_lost)
+            check = _weak(saving.raise_if_lost)  # the thread that writes must keep no session alive
+            self._records = Records(url, options, self._attempt, extra, check)
+            weakref.finalize(self, self._records.abandon).atexit = False
 
     @property
     def is_on(self) -> bool:
@@ -144,6 +147,17 @@ class Recording:
         """Bring the rest to the store, within bounds."""
         if self._records is not None:
             self._records.close(seconds)
+
+
+def _weak(method: Callable[[], None]) -> Callable[[], None]:
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _scheme(url: str) -> str:

@@ -237,22 +237,28 @@ class Collected:
             raise StepDefinitionError(f"Two summaries of the step are called {tag!r}. Give each a tag of its own.")
         self._kinds[tag], self._leaves[tag] = kind, leaf
 
-    def reduced(self, axis_name: str | None) -> Collected:
+    def reduced(self, axis_name: str | None, like: Any = None) -> Collected:
         """The same over all devices, while the step is traced; ``axis_name`` None: there is one device only.
+
+        Args:
+            axis_name: The step's axis.
+            like: A value of the function that is traced, where there is no axis.
 
         Raises:
             StepDefinitionError: A value belongs to a ``scan``, ``cond`` or ``jit`` within the step.
         """
+        if axis_name is not None:
+            like = jax.lax.axis_index(axis_name)
         found = Collected(self._kinds)
         for tag, (kind, how) in self._kinds.items():
-            try:
-                found._leaves[tag] = _reduced(kind, how, self._leaves[tag], axis_name)
-            except jax.errors.UnexpectedTracerError as error:
+            leaf = self._leaves[tag]
+            if like is not None and isinstance(leaf, Tracer) and _level(leaf) is not _level(like):
                 raise StepDefinitionError(
-                    f"summary {tag!r} was computed inside a scan, cond, checkpoint or jit within the step, from which "
-                    "only what it returns comes out. Return the value from there, and call monsess.summary with it "
-                    "in the step itself."
-                ) from error
+                    f"summary {tag!r} was computed inside a scan, cond, vmap, checkpoint or jit within the step, from "
+                    "which only what it returns comes out. Return the value from there, and call monsess.summary with "
+                    "it in the step itself."
+                )
+            found._leaves[tag] = _reduced(kind, how, leaf, axis_name)
         return found
 
     def values(self, texts: bool = True) -> dict[str, Value]:
@@ -342,6 +348,11 @@ def _table(values: Any, buckets: int, axis_name: str | None) -> Any:
     some = high >= low
     ends = jnp.stack([jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)])
     return jnp.concatenate([ends, counts.astype(jnp.float32)])
+
+
+def _level(value: Any) -> Any:
+    """Which function a traced value belongs to."""
+    return getattr(value, "_trace", None)
 
 
 def _real(tag: str, value: Any, shape: tuple[int, ...] | None) -> jax.Array:

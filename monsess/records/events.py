@@ -50,6 +50,10 @@ class Events:
         header = _framed(_event(0, time.time(), file_version="brain.Event:2"))
         return Stream(storage, lambda n: name if n is None else f"{name}.{n:06d}", header)
 
+    def is_one(self, name: str) -> bool:
+        """Whether a file of that name is TensorBoard's."""
+        return name.startswith(PREFIX)
+
     def start(self, step: int, when: float) -> bytes:
         """A mark: what came before it of ``step`` and later ones is void."""
         session_log = _proto("event_pb2").SessionLog

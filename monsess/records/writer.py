@@ -36,6 +36,10 @@ class Extra(Protocol):
         """Its bytes on their way to a directory that holds ``names``."""
         ...
 
+    def is_one(self, name: str) -> bool:
+        """Whether a file of that name holds such records."""
+        ...
+
     def values(self, step: int, when: float, values: Mapping[str, Any]) -> bytes:
         """Numbers, histograms, images and texts of a step, by tag."""
         ...
@@ -85,6 +89,8 @@ class Records:
         self._ended = False
         self._warned = False
         self._dropped = 0
+        self._pending_mark: tuple[int, float] | None = None
+        self._marks_matter = False  # whether there are files of the extra form that a mark speaks of
         self._since: float | None = None  # what waits longest
         self._retry_at = 0.0
         self._retry_secs = _RETRY_SECS[0]
@@ -105,8 +111,7 @@ class Records:
     def start(self, step: int, **fields: Any) -> None:
         """An attempt begins after ``step``: what was recorded of later steps is void."""
         when = self._record("start", step, fields)
-        if self._extra is not None:
-            self._put(lambda: self._extra_add(lambda extra: extra.start(step + 1, when)))
+        self._put(lambda: self._mark(step + 1, when))
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Write an event; ``time`` may be among the fields."""
@@ -132,6 +137,15 @@ class Records:
             self._extra_add(lambda extra: extra.values(step, when, {**scalars, **rest}))
 
         self._put(write)
+
+    def abandon(self) -> None:
+        """End the thread, which writes what it has: nobody records anything any more.
+
+        The garbage collector calls it at any point of any thread.
+        """
+        with self._changed:  # it may be taken by the thread that has it
+            self._closing = True
+            self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything recorded so far is in the store; never raises.
@@ -320,6 +334,7 @@ class Records:
         if self._extra is not None:
             try:
                 self._events = self._extra.open(self._storage, names)
+                self._marks_matter = any(map(self._extra.is_one, names))
             except Exception as error:
                 self._extra = None
                 logger.warning("TensorBoard's files are not written: %s: %s", type(error).__name__, error)
@@ -330,10 +345,19 @@ class Records:
         assert self._lines is not None
         self._lines.add(encode(record))
 
+    def _mark(self, step: int, when: float) -> None:
+        """Where files of an earlier attempt are, they are told at once; otherwise with the first values."""
+        self._pending_mark = (step, when)
+        if self._marks_matter:
+            self._extra_add(lambda extra: b"")
+
     def _extra_add(self, make: Callable[[Extra], bytes]) -> None:
         if self._extra is None or self._events is None:
             return
         try:
+            if self._pending_mark is not None:
+                self._events.add(self._extra.start(*self._pending_mark))
+                self._pending_mark, self._marks_matter = None, True
             self._events.add(make(self._extra))
         except Exception as error:  # a library that does not fit is no reason to lose the lines
             self._extra = None

@@ -80,7 +80,7 @@ def test_hook_that_asked_for_nothing_gets_none():
         sess.run(counting.add, counting.EIGHT, np.float32(np.inf))
     assert [values.results for values in hook.values] == [None, None]
     assert [int(values.nonfinite) for values in hook.values] == [0, 2]
-    assert ms.SessionRunValues._fields == ("results", "nonfinite")
+    assert ms.SessionRunValues._fields == ("results", "nonfinite", "summaries")
 
 
 @conforms(

@@ -99,30 +99,31 @@ def test_default_saver_is_switched_off_by_none_and_not_by_zero(tmp_path, argumen
 @conforms(
     "MS-025",
     instead=(
-        "No context decides for a process: every process builds the same session and the chief writes. The rate of "
-        "steps is logged by the chief. Summaries are not written yet, so that asking for them is refused and not "
-        "ignored."
+        "No context decides for a process: every process builds the same session, and the chief writes: the rate of "
+        "steps into the log and the records, curves into the records."
     ),
 )
-def test_rate_is_logged_by_the_chief_and_a_summary_that_was_asked_for_is_refused(tmp_path, caplog):
+def test_rate_and_curves_are_written_by_the_chief(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="monsess")
-    train(tmp_path, 20, log_step_count_steps=10)
+    train(tmp_path, 20, log_step_count_steps=10, save_summaries_steps=10)
     assert [record.message for record in caplog.records if "global_step/sec" in record.message]
-    for argument in ({"save_summaries_steps": 100}, {"save_summaries_secs": 1.0}, {"summary_dir": str(tmp_path)}):
-        with pytest.raises(ValueError, match=next(iter(argument))):
-            counting.session(checkpoint_dir=tmp_path, **argument)
+    curves = ms.read_metrics(tmp_path).curves
+    assert [point.step for point in curves["count"]] == [1, 10, 20]
+    assert [point.step for point in curves["global_step/sec"]] == [10, 20]
 
 
 @conforms(
     "MS-026",
     instead=(
         "Whether there are summaries is said by save_summaries_steps and save_summaries_secs, None for off, and not by "
-        "a context. Then no event file is written."
+        "a context. Then no event file is written, unless somebody logs something, as the rate of steps is. The "
+        "records say when the run began and ended all the same."
     ),
 )
 def test_summaries_that_are_off_write_nothing(tmp_path):
-    train(tmp_path, 2, save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=1)
+    train(tmp_path, 2, save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
     assert [path.name for path in tmp_path.rglob("*") if "events" in path.name] == []
+    assert ms.read_metrics(tmp_path).curves == {}
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["2"]
 
 

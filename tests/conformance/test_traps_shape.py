@@ -152,6 +152,7 @@ def test_the_order_of_hooks_is_one_and_endings_are_reversed(tmp_path):
     ]
     assert list(sess.summary()["hooks"]) == [
         "StepCounterHook",
+        "SummarySaverHook",
         "CheckpointSaverHook",
         "Recorder",
         "Recorder#1",

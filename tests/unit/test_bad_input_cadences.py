@@ -96,15 +96,26 @@ def test_a_pause_may_be_zero_but_not_less(value):
 
 
 @pytest.mark.parametrize("argument", ["save_summaries_steps", "save_summaries_secs"])
-@pytest.mark.parametrize("value", [0, -1, 100])
-def test_summaries_are_refused_as_long_as_there_are_none(argument, value):
+@pytest.mark.parametrize("value", [0, -1, True, "5", float("nan")])
+def test_cadences_of_summaries(argument, value):
+    refused(ValueError, f"invalid {argument}={value!r}", call=lambda: session(**{argument: value}))
+
+
+@pytest.mark.parametrize("argument", ["save_summaries_steps", "save_summaries_secs"])
+def test_summaries_need_a_place(argument):
     refused(
         ValueError,
-        f"{argument}={value}",
-        "no summaries yet",
-        "Leave the argument out",
-        call=lambda: session(**{argument: value}),
+        f"{argument}=100",
+        "nowhere to write",
+        "Pass summary_dir= or checkpoint_dir=",
+        call=lambda: ms.MonitoredTrainingSession(init_fn, **{argument: 100}),
     )
+
+
+@pytest.mark.parametrize("argument", ["save_summaries_steps", "save_summaries_secs"])
+def test_summaries_that_are_asked_for_need_tensorboard(argument, monkeypatch):
+    monkeypatch.setattr("monsess.training_session.is_available", lambda: False)
+    refused(ValueError, f"{argument}=100", 'pip install "monsess[tensorboard]"', call=lambda: session(**{argument: 100}))
 
 
 @pytest.mark.parametrize("number", [np.int64(5), np.int32(5), jnp.int32(5)], ids=lambda n: type(n).__name__)
