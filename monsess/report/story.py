@@ -15,6 +15,8 @@ from typing import Any
 from monsess.checkpoint.commit import StepRecord
 
 Record = Mapping[str, Any]
+#: The parts of a rounded account add up to its whole but for so much of it.
+_ROUNDING = 5e-4
 
 #: How the parts of the time are called in the records, in the order in which they are shown, and what they mean.
 PARTS = {
@@ -261,7 +263,7 @@ def _time_spent(attempts: Sequence[Attempt], records: Sequence[Record]) -> TimeS
 
 def _made_whole(seconds: dict[str, float], wall: float, source: str) -> TimeSpent:
     missing = wall - sum(seconds.values())
-    if missing > 0:
+    if missing > wall * _ROUNDING:
         seconds["other"] = seconds.get("other", 0.0) + missing
     order = [*PARTS, *(name for name in seconds if name not in PARTS)]
     parts = {name: seconds[name] for name in order if seconds.get(name, 0.0) > 0}
