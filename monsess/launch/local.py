@@ -140,7 +140,7 @@ class _Launch:
             if self.signals or verdict.code in FINAL or number == self.max_restarts:
                 self._report(verdict, tail, number, lasted)
                 return verdict.code
-            found, before = before, _not_finite(verdict)
+            found, before = before, _not_finite(verdict, tail)
             if before and before == found:
                 self._report(verdict, tail, number, lasted)
                 self.screen.note("it failed so twice in a row, and starting again would not help: nothing is restarted")
@@ -234,10 +234,13 @@ class _Launch:
             note(f"its log: {os.path.join(self.log_dir, f'process-{verdict.rank}.log')}")
 
 
-def _not_finite(verdict: Verdict) -> str:
+def _not_finite(verdict: Verdict, tail: Sequence[str]) -> str:
     """The error of an attempt that ended for values that are not finite; empty for any other one."""
-    error = "" if verdict.record is None else verdict.record.error.splitlines()[0]
-    return error if error.partition(":")[0].rpartition(".")[2] in _COMES_BACK else ""
+    lines = list(tail) if verdict.record is None else verdict.record.error.splitlines()[:1]
+    for line in reversed(lines):
+        if line.partition(":")[0].rpartition(".")[2] in _COMES_BACK:
+            return line
+    return ""
 
 
 @contextlib.contextmanager

@@ -90,7 +90,6 @@ SCRIPT = """
 import sys
 import monsess as ms
 ms.testing.emulate_devices(2)
-ms.Server()
 import jax.numpy as jnp, numpy as np
 
 @ms.train_step
