@@ -60,8 +60,8 @@ class EarlyStoppingHook(SessionRunHook):
     loop logs itself. What it remembers, the best value and how long that is ago, is stored in every checkpoint, so that
     a run which is killed and started again stops where a straight one does. No flag is stored: the rule is applied to
     what is remembered, before the first run too, so that starting the stopped run again executes nothing, and starting
-    it with more patience goes on. What the loop logs after ``run`` comes after the checkpoint of that step and is stored
-    with the next one; what a hook logs is in it. A value that never comes stops nothing; that is said at the end.
+    it with more patience goes on. What a hook logs is in the checkpoint of that step; what the loop logs after ``run``
+    comes after it, and is stored with the next one. A value that never comes stops nothing; that is said at the end.
 
     The stop takes effect in the run in which the value is logged. With several processes that holds for a value called
     ``eval/<name>``, which has to be logged on all of them, as `EvaluationHook` does. The stop for any other value is a
