@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, final
 
+from monsess.errors import StorageError
 from monsess.records.lines import FILE, PART_PREFIX, SUFFIX, decode, decode_all
 from monsess.storage import Storage
 
@@ -218,11 +219,16 @@ class Follower:
             data = self._storage.read(FILE)
             self._bytes = self._bytes if self._bytes <= len(data) else 0
             return data[self._bytes :]
-        with open(os.path.join(local, FILE), "rb") as file:
-            if os.fstat(file.fileno()).st_size < self._bytes:
-                self._bytes = 0
-            file.seek(self._bytes)
-            return file.read()
+        try:
+            with open(os.path.join(local, FILE), "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._bytes:
+                    self._bytes = 0
+                file.seek(self._bytes)
+                return file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"Could not read {FILE!r} in {self._storage.shown} ({error}).") from error
 
     def _of_parts(self, found: Iterable[str]) -> list[dict[str, Any]]:
         names = sorted((key, name) for name in found if name not in self._read and (key := part_key(name)) is not None)

@@ -12,6 +12,7 @@ from monsess.report.view import View
 from monsess.report.words import counted, duration_text, moment_text, number_text, whole_text
 
 _OPEN_ROWS = 12
+_OPEN_ATTEMPTS = 24
 _MOST_ROWS = 500
 _MOST_MARKS = 3000
 _BAD = ("failed", "killed", "died")
@@ -88,7 +89,10 @@ def _attempts(view: View) -> str:
                 *(cell(view.how_it_ended(a), ending), cell(cost, "n"), took(a.pause)),
             )
         )
-    return table(("attempt", "began", "steps>", "ran>", "how it ended", "lost>", "until the next>"), rows)
+    listed = table(("attempt", "began", "steps>", "ran>", "how it ended", "lost>", "until the next>"), rows)
+    if len(rows) <= _OPEN_ATTEMPTS:
+        return listed
+    return f"<details><summary>{counted(len(rows), 'attempt')}</summary>{listed}</details>"
 
 
 def _commits(view: View) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from monsess.checkpoint.owner import OWNER, find_owner
 from monsess.checkpoint.store import RUN, CheckpointStore
+from monsess.errors import StorageError
 from monsess.records.lines import FILE, decode_all
 from monsess.records.reading import part_key
 from monsess.report.standing import Standing, standing
@@ -84,4 +85,8 @@ def _last_records(store: CheckpointStore, names: Collection[str]) -> list[dict[s
             data = b"\n".join(store._storage.map([lambda n=name: store._storage.read(n) for name in chosen]))
     except FileNotFoundError:  # taken away just now
         pass
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"Could not read {FILE!r} in {store.url} ({error}).") from error
     return list(decode_all(data))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -232,6 +235,44 @@ def test_a_store_that_does_not_answer_for_a_while(url, call, monkeypatch):
     assert len(clock.slept) == 4
     lose()
     assert call("tail", url)[0] == 3, "of a store that never answered nobody knows whether it will"
+
+
+def test_records_that_cannot_be_read(tmp_path, call):
+    url = str(tmp_path / "run")
+    save(url, 5)
+    Files(url).write("run.json", b'{"run_id": "r"}')
+    os.mkdir(f"{url}/{FILE}")  # as unreadable to root as to anybody
+    for command in (["tail"], ["report", "-o", os.devnull], ["ls"]):
+        status, _, err = call(command[0], url, *command[1:])
+        assert status == 3, command
+        assert err.startswith(f"monsess: Could not read 'metrics.jsonl' in {url} ("), command
+    status, out, err = call("ls", tmp_path)
+    assert status == 3
+    assert "unreadable" in out
+    assert err.count("Could not read 'metrics.jsonl'") == 1
+
+
+def test_ctrl_c_ends_it(tmp_path):
+    url = str(tmp_path / "run")
+    write(url, FIRST)
+    owner(url)
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    program = [sys.executable, "-W", "error", "-m", "monsess", "tail", url, "--interval", "0.1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", heed, *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in FIRST]
+        write(url, REST[:1], append=True)
+        lines.append(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert [line.split("  ")[1].strip() for line in lines[1:]] == ["step 1", "step 1", "step 2"]
+    assert (process.returncode, out, err) == (130, "", "monsess: interrupted\n")
 
 
 def test_called_wrongly(url, call):
