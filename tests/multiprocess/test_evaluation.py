@@ -52,12 +52,15 @@ def test_a_signal_breaks_an_evaluation_off_and_the_next_attempt_makes_up_for_it(
 
 
 @conforms("ES-015", instead="A wish of any process takes effect some runs later, on all at the same step.")
-def test_a_value_that_one_process_logs_stops_all_at_the_same_step(cluster):
-    ended = cluster.run(2, call="cluster_evaluation:one_logs")
+def test_a_wish_of_one_process_stops_all_at_the_same_step(cluster):
+    ended = cluster.run(2, call="cluster_evaluation:wishes")
     assert [one.code for one in ended] == [0, 0], outputs(ended)
     first, second = (one.report for one in ended)
-    assert first["step"] == second["step"] in range(5, 9)
-    assert [first["reason"], second["reason"]] == ["EARLY_STOPPING"] * 2
+    assert first == second
+    (by_value, why), (by_predicate, because), (by_time, reason) = first
+    assert (by_value in range(5, 9), why) == (True, "EARLY_STOPPING")
+    assert (by_predicate in range(5, 9), because) == (True, "EARLY_STOPPING")
+    assert (by_time in range(2, 40), reason) == (True, "REQUESTED")
 
 
 def chain(cluster, count, kill_after, url):
@@ -99,6 +102,7 @@ def test_an_evaluator_of_two_processes(cluster):
     assert [one.code for one in ended] == [0, 0], outputs(ended)
     assert ended[0].report["results"] == ended[1].report["results"]
     assert [step for step, _ in ended[0].report["results"]] == steps
-    for step, metrics in [*ended[0].report["results"], ended[0].report["once"]]:
+    for step, metrics in ended[0].report["results"]:
         assert metrics == {"away": 5.0 - sum(range(step)), "rows": 4.0}
+    assert ended[0].report["once"] == [steps[-1], {"away": 5.0 - sum(range(steps[-1])), "rows": 12.0}, 3]
     assert ms.CheckpointStore(str(url)).metrics(steps[-1])["eval/rows"] == 4.0

@@ -79,17 +79,29 @@ def different_shares(options: Options) -> dict[str, Any]:
     return {"heard": hears.heard, "results": by_steps.results, "step": session.global_step}
 
 
-def one_logs(options: Options) -> dict[str, Any]:
-    """Process 1 alone logs the value that stops."""
-    with ms.MonitoredTrainingSession(
-        init_fn, data=numbers(options), hooks=[ms.stop_if_lower_hook("loss", 0.5), ms.StopAtStepHook(last_step=30)]
-    ) as session:
-        while not session.should_stop():
-            session.run(add)
-            if options.index == 1 and session.global_step == 4:
-                session.log({"loss": 0.25})
-    reason = session.stop_reason
-    return {"step": session.global_step, "reason": None if reason is None else reason.name}
+def wishes(options: Options) -> list[Any]:
+    """Process 1 alone logs the value that stops, or has the predicate that does; the chief's time comes first."""
+    asked = ms.make_early_stopping_hook(lambda: options.index == 1 and ended[-1:] == [4], run_every_steps=1)
+    ends: list[Any] = []
+    for hook in (
+        ms.stop_if_lower_hook("loss", 0.5),
+        asked,
+        ms.StopAtTimeHook(100 if options.index else 0.2, margin_secs=0),
+    ):
+        ended: list[int] = []
+        with ms.MonitoredTrainingSession(
+            init_fn, data=numbers(options), hooks=[hook, ms.StopAtStepHook(last_step=LIMIT - 5)]
+        ) as session:
+            while not session.should_stop():
+                session.run(add)
+                ended.append(session.global_step)
+                if options.index == 1 and session.global_step == 4:
+                    session.log({"loss": 0.25})
+                if isinstance(hook, ms.StopAtTimeHook):
+                    time.sleep(0.02)
+        reason = session.stop_reason
+        ends.append([session.global_step, None if reason is None else reason.name])
+    return ends
 
 
 def long_evaluation(options: Options) -> dict[str, Any]:
@@ -156,5 +168,6 @@ def evaluator(options: Options) -> dict[str, Any]:
         newest_only=False,
         on_result=lambda one: results.append([one.step, one.metrics]) and False,
     )
-    once = ms.Evaluator(evaluate, data, init_fn).evaluate_once(options.url)
-    return {"results": results, "once": [once.step, once.metrics]}
+    evaluator = ms.Evaluator(evaluate, lambda: data * 9, init_fn, hooks=[ms.StopAfterNEvalsHook(3)])
+    once = evaluator.evaluate_once(options.url or "")
+    return {"results": results, "once": [once.step, once.metrics, once.batches]}
