@@ -42,7 +42,8 @@ class Options:
         saver: Where the saver hook stands: "default", or in the user's list: "first", "middle", "last".
         keep: How many checkpoints to keep.
         kill: Where the attempt kills itself: one of `PLACES`; "begin", "after_create_session", "end" (of a hook) or
-            "closed"; or "operation": at an operation of the store.
+            "closed"; "recorded": as "loop", but once a checkpoint is committed and its records are in the store;
+            or "operation": at an operation of the store.
         at: The step at which it does, or the number of the operation.
         kind: Of which kind of operations, in a faulty store.
         when: At which point of the operation, in a faulty store.
@@ -310,7 +311,11 @@ def train(options: Options) -> None:
         while not sess.should_stop():
             sess.run(step)
             mark(f"step {sess.global_step}")
-            if options.kill == "loop" and sess.global_step == options.at:
+            if options.kill in ("loop", "recorded") and sess.global_step == options.at:
+                if options.kill == "recorded":
+                    while not sess.summary()["saves"]:
+                        time.sleep(0.01)
+                    sess._recording.flush()
                 die()
         mark("ending")
     mark("closed")

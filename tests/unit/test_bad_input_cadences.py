@@ -115,7 +115,8 @@ def test_summaries_need_a_place(argument):
 @pytest.mark.parametrize("argument", ["save_summaries_steps", "save_summaries_secs"])
 def test_summaries_that_are_asked_for_need_tensorboard(argument, monkeypatch):
     monkeypatch.setattr("monsess.training_session.is_available", lambda: False)
-    refused(ValueError, f"{argument}=100", 'pip install "monsess[tensorboard]"', call=lambda: session(**{argument: 100}))
+    wanted = f"{argument}=100", 'pip install "monsess[tensorboard]"'
+    refused(ValueError, *wanted, call=lambda: session(**{argument: 100}))
 
 
 @pytest.mark.parametrize("number", [np.int64(5), np.int32(5), jnp.int32(5)], ids=lambda n: type(n).__name__)

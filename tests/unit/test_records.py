@@ -17,6 +17,7 @@ import toy
 
 import monsess as ms
 from monsess.records import Follower, Metrics
+from monsess.records.events import Events
 from monsess.records.lines import decode, encode
 from monsess.records.values import Logged
 from monsess.records.writer import Records
@@ -186,13 +187,14 @@ def test_each_byte_is_uploaded_once_and_no_local_folder_appears(tmp_path, monkey
     def uploaded(steps: int) -> int:
         faults = ms.testing.Faults(directories=False, rename=False, atomic=True)
         name = f"faulty://records-{steps}"
-        writer = records(name, options={"faults": faults})
+        writer = records(name, options={"faults": faults}, extra=Events("a1"))
         for step in range(1, steps + 1):
             writer.log(step, Logged({"loss": 0.5}))
             if step % 10 == 0:
                 assert writer.flush(10)
         writer.close()
         files = fsspec.filesystem("faulty", faults=faults).ls(name.removeprefix("faulty://"))
+        assert sum("events.out.tfevents." in entry["name"] for entry in files) == len(files) / 2
         written = sum(1 for operation in faults.log if operation.kind == "write")
         assert written == len(files)  # no object is written twice
         assert len(points(ms.read_metrics(name, {"faults": faults}), "loss")) == steps
