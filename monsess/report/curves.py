@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 Point = tuple[int, float, float]
@@ -58,6 +59,11 @@ def is_rate(tag: str) -> bool:
     return tag in _LAST
 
 
+def natural(tag: str) -> list[tuple[int, str]]:
+    """A key by which ``layer2`` comes before ``layer10``."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", tag) if part]
+
+
 def groups(tags: Sequence[str]) -> dict[str, list[str]]:
     """Which tags share a picture: those that end in the same name, as ``loss`` and ``eval/loss``.
 
@@ -66,18 +72,18 @@ def groups(tags: Sequence[str]) -> dict[str, list[str]]:
         {'loss': ['loss', 'eval/loss'], 'lr': ['lr'], 'global_step/sec': ['global_step/sec']}
     """
     found: dict[str, list[str]] = {}
-    for tag in sorted(tags, key=lambda tag: (tag.count("/"), tag)):
+    for tag in sorted(tags, key=lambda tag: (tag.count("/"), natural(tag))):
         name = tag if is_rate(tag) else tag.rpartition("/")[2] or tag
         found.setdefault(name, []).append(tag)
 
-    def place(name: str) -> tuple[int, int, str]:
+    def place(name: str) -> tuple[int, int]:
         if name in _FIRST:
-            return 0, _FIRST.index(name), name
+            return 0, _FIRST.index(name)
         if any(tag.startswith("eval/") for tag in found[name]):
-            return 1, 0, name
-        return (3, _LAST.index(name), name) if name in _LAST else (2, 0 if name in _RATES else 1, name)
+            return 1, 0
+        return (3, _LAST.index(name)) if name in _LAST else (2, 0 if name in _RATES else 1)
 
-    return {name: found[name] for name in sorted(found, key=place)}
+    return {name: found[name] for name in sorted(sorted(found, key=natural), key=place)}
 
 
 def thinned(tag: str, points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
@@ -109,7 +115,7 @@ def thinned(tag: str, points: Sequence[Point], most: int = MOST_POINTS) -> Curve
 def numbers(curves: Mapping[str, Sequence[Point]]) -> list[Numbers]:
     """A row for the table of each tag that has a point."""
     rows = []
-    for tag in sorted(curves):
+    for tag in sorted(curves, key=natural):
         points = curves[tag]
         if points:
             finite = [point for point in points if math.isfinite(point[2])]

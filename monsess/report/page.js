@@ -26,6 +26,9 @@
     return made;
   }
 
+  // Plotly takes some texts for HTML.
+  const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
   // As TensorBoard smooths: an exponential mean without the pull towards zero at its beginning.
   function smoothed(values) {
     let last = 0, weight = 0;
@@ -46,17 +49,17 @@
     chart.series.forEach((one, i) => {
       const mode = one.values.length < 40 ? "lines+markers" : "lines";
       const line = { color: series(i), width: 2 };
-      const plain = { x: across(one), y: one.values, name: one.tag, mode, line, marker: { size: 5 },
+      const base = { x: across(one), y: one.values, name: plain(one.tag), mode, line, marker: { size: 5 },
         customdata: one.steps, hovertemplate: view.x === "step" ? "%{y:.6~g}" : "%{y:.6~g} (step %{customdata})" };
       if (view.smooth > 0) {
-        traces.push({ ...plain, line: { color: faded(series(i), 0.4), width: 1 }, mode: "lines", hoverinfo: "skip",
+        traces.push({ ...base, line: { color: faded(series(i), 0.4), width: 1 }, mode: "lines", hoverinfo: "skip",
           hovertemplate: undefined });
-        traces.push({ ...plain, y: smoothed(one.values), mode: "lines", name: one.tag + ", smoothed" });
+        traces.push({ ...base, y: smoothed(one.values), mode: "lines", name: plain(one.tag) + ", smoothed" });
       } else {
-        traces.push(plain);
+        traces.push(base);
       }
       if (one.odd.steps.length) {
-        traces.push({ x: across(one.odd), y: one.odd.steps.map(() => 0.97), yaxis: "y2", name: one.tag, mode: "markers",
+        traces.push({ x: across(one.odd), y: one.odd.steps.map(() => 0.97), yaxis: "y2", name: plain(one.tag), mode: "markers",
           text: one.odd.values, hovertemplate: "%{text}",
           marker: { symbol: "x", size: 9, color: colour("lost"), line: { width: 0 } } });
       }
@@ -73,8 +76,8 @@
   function share() {
     const whole = facts.spent.wall || 1;
     const traces = facts.spent.parts.map((part) => ({ type: "bar", orientation: "h", y: [""], x: [part.seconds / whole * 100],
-      name: part.name, marker: { color: colour(part.colour) },
-      hovertemplate: part.name + " %{x:.1f} %<extra></extra>" }));
+      name: plain(part.name), marker: { color: colour(part.colour) },
+      hovertemplate: plain(part.name) + " %{x:.1f} %<extra></extra>" }));
     return [traces, layout({ barmode: "stack", bargap: 0, hovermode: "closest", margin: { l: 6, r: 6, t: 4, b: 26 },
       xaxis: { range: [0, 100], ticksuffix: " %", showgrid: false, fixedrange: true, nticks: 6 },
       yaxis: { visible: false, fixedrange: true } })];
@@ -108,7 +111,7 @@
 
   function hooks() {
     const rows = facts.hooks.slice().reverse();
-    return [[{ type: "bar", orientation: "h", y: rows.map((row) => row.name), x: rows.map((row) => row.seconds),
+    return [[{ type: "bar", orientation: "h", y: rows.map((row) => plain(row.name)), x: rows.map((row) => row.seconds),
       marker: { color: series(0) }, hovertemplate: "%{y}: %{x:.4~g} s<extra></extra>" }],
     layout({ hovermode: "closest", bargap: 0.35, margin: { l: 10, r: 16, t: 4, b: 32 },
       xaxis: { ticksuffix: " s", rangemode: "tozero", nticks: 6 }, yaxis: { type: "category", showgrid: false } })];

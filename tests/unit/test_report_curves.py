@@ -13,6 +13,7 @@ def test_curves_of_one_name_share_a_picture():
     found = groups(["b/deep/loss", "global_step/sec", "eval/accuracy", "grad_norm", "lr", "loss", "eval/loss", "a/"])
     assert list(found) == ["loss", "accuracy", "lr", "a/", "grad_norm", "global_step/sec"]
     assert found["loss"] == ["loss", "eval/loss", "b/deep/loss"]
+    assert list(groups(["layer10", "layer2", "layer"])) == ["layer", "layer2", "layer10"]
 
 
 def test_a_long_curve_keeps_its_ends_and_its_spikes():
