@@ -36,9 +36,9 @@ def test_readme_example_is_short():
 def test_every_public_name_has_a_place():
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     placed = set(re.findall(r"^::: monsess\.(\S+)$", reference, re.MULTILINE))
-    wanted = (set(monsess.__all__) - {"__version__", "testing"}) | {
-        f"testing.{name}" for name in monsess.testing.__all__
-    }
+    wanted = set(monsess.__all__) - {"__version__", "testing", "summary"}
+    wanted |= {f"testing.{name}" for name in monsess.testing.__all__}
+    wanted |= {f"summary.{name}" for name in monsess.summary.__all__}
     assert placed == wanted
 
 
