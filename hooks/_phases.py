@@ -40,6 +40,7 @@ _KINDS = (
     ("monsess.dispatch", "", "device", "waiting for the devices"),
     ("monsess.peers", "", "device", "waiting for the devices"),
     ("monsess.watch", "", "device", "waiting for values of the devices"),
+    ("monsess.recovery", "Restarts._recover", "loop", "starting again after an error"),
     ("monsess.coordinator", "Coordinator.join", "loop", "waiting for the coordinator's threads to end"),
 )
 _CALL = ("monsess.runner", "HookRunner._call")

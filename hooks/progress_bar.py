@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from monsess import clock
+from monsess.errors import FetchError
 from monsess.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from monsess.hooks._values import flat_fetches
 from monsess.log import logger
@@ -110,9 +111,11 @@ class ProgressBarHook(SessionRunHook):
     def end(self, session: MonitoredSession) -> None:
         """Show the end, and leave the line."""
         if self._fetched:
-            values = session.evaluate(self._args.fetches)
-            now = clock.monotonic()
-            self._show(session.global_step, now, np.asarray(_one_array(list(values))), session)
+            try:
+                values = _one_array(list(session.evaluate(self._args.fetches)))
+            except FetchError:  # the last step was another one, which does not return them
+                values = ()
+            self._show(session.global_step, clock.monotonic(), np.asarray(values), session)
         self._close()
 
     def on_error(self, session: MonitoredSession, error: BaseException) -> None:
