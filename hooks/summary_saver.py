@@ -29,7 +29,8 @@ class SummarySaverHook(SessionRunHook):
     They go where `MonitoredSession.log` sends them: into ``metrics.jsonl``, TensorBoard's files, and to every hook that
     overrides ``log``. The first run of a fresh start is logged, then every run that crosses a multiple of
     ``save_steps``, so that a resumed run logs the steps that a straight one logs. In between nothing is fetched and
-    nothing waits for the device. With seconds and several processes the chief alone decides and logs.
+    nothing waits for the device. With several processes the chief decides about seconds for all, which log some runs
+    later, after the same step.
 
     Args:
         save_steps: Steps between two of them, at least 1.
@@ -92,6 +93,7 @@ class SummarySaverHook(SessionRunHook):
         self._steps_per_run = 1
         self._before = self._seen = 0
         self._due = self._fetched = False
+        self._asked = self._clock_of_all = False
 
     def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
         """Compare the directories, and count the seconds from now."""
@@ -101,7 +103,9 @@ class SummarySaverHook(SessionRunHook):
                 f"SummarySaverHook(output_dir={mask(self._directory)!r}): the session records in {found}. Leave it "
                 "out, or pass summary_dir= to the session."
             )
-        self._on = session.is_logging and (not self._by_seconds or session.is_chief)
+        self._on = session.is_logging
+        self._asked = False
+        self._clock_of_all = self._by_seconds and session.process_count > 1
         self._seen = session.global_step
         self._cadence.rearm()
 
@@ -109,7 +113,8 @@ class SummarySaverHook(SessionRunHook):
         """Fetch the values if this run will be logged."""
         self._before = before = run_context.global_step
         # How many steps the run adds is known only afterwards; mostly as many as the one before it.
-        self._due = self._on and self._cadence.due(self._seen, before + self._steps_per_run)
+        self._due = self._on and not self._clock_of_all
+        self._due = self._due and self._cadence.due(self._seen, before + self._steps_per_run)
         self._fetched = self._due or (self._first and self._named)  # an unknown name is found in the first run
         return self._args if self._fetched else None
 
@@ -122,13 +127,23 @@ class SummarySaverHook(SessionRunHook):
         due = self._due
         if not self._by_seconds:
             due = self._on and self._cadence.crossed(seen, after)
-        elif self._on and first and self._before == 0:
+        elif self._clock_of_all:
+            due = self._agreed(run_context)
+        if self._on and first and self._before == 0:
             due = True
-        if due:
+        if due and self._on:
             session = run_context.session
             results = run_values.results if self._fetched else session.evaluate(self._fetches)
             session.log(self._values(results, run_values.summaries), after)
             self._cadence.rearm()
+            self._asked = False
+
+    def _agreed(self, run_context: SessionRunContext) -> bool:
+        """Whether all log in this run, by the chief's clock."""
+        if not self._asked and run_context.session.is_chief and self._cadence.elapsed():
+            self._asked = True
+            run_context.request_log()
+        return run_context.log_requested
 
     def _values(self, results: Any, collected: Any) -> dict[str, Any]:
         values: dict[str, Any] = {}

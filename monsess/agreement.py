@@ -96,6 +96,7 @@ class Agreement:
         self._lock = threading.RLock()  # a signal handler may run while its own thread holds it
         self._stop: StopReason | None = None
         self._save = False
+        self._log = False
         #: int | None: the signal that preempts the job, once that is decided.
         self.signal: int | None = None
         #: bool: whether the stop came from outside, at a moment that the training loop could not know of.
@@ -145,3 +146,18 @@ class Agreement:
         """The agreed save has been acted on."""
         with self._lock:
             self._save = False
+
+    def want_log(self) -> None:
+        """Wish that all processes log after the same run."""
+        with self._lock:
+            self._log = True
+
+    def log_agreed(self) -> bool:
+        """Whether all log after the current run."""
+        return self._log
+
+    def log_taken(self) -> None:
+        """The current run is over."""
+        if self._log:
+            with self._lock:
+                self._log = False

@@ -18,7 +18,7 @@ LAG = 2
 AHEAD = LAG + 1
 
 _REASONS = ("ERROR", "LAST_STEP", "END_OF_DATA", "EARLY_STOPPING", "REQUESTED", "PREEMPTED", "BODY_LEFT")
-_FINGERPRINT, _SAVE, _WHO, _INTERRUPT, _STOP = range(5)
+_FINGERPRINT, _SAVE, _WHO, _INTERRUPT, _LOG, _STOP = range(6)
 _BATCHES = _STOP + len(_REASONS)
 #: Length of the vector.
 SLOTS = _BATCHES + AHEAD + 1
@@ -34,6 +34,7 @@ class Ballot:
         save: Whether it wishes for a checkpoint.
         batches: How many batches it surely has after this dispatch, at most `AHEAD`.
         interrupted: Whether it was Ctrl-C that preempts it.
+        log: Whether it wishes that all log.
     """
 
     fingerprint: int
@@ -41,6 +42,7 @@ class Ballot:
     save: bool = False
     batches: int = AHEAD
     interrupted: bool = False
+    log: bool = False
 
     def encode(self, process_index: int) -> np.ndarray:
         """The vector, int32 ``[SLOTS]``.
@@ -52,6 +54,7 @@ class Ballot:
         vector[_FINGERPRINT] = np.uint32(self.fingerprint).astype(np.int32)
         vector[_SAVE] = self.save
         vector[_INTERRUPT] = self.interrupted
+        vector[_LOG] = self.log
         if self.stop is not None:
             vector[_STOP + _REASONS.index(self.stop)] = 1
             vector[_WHO] = process_index
@@ -70,6 +73,7 @@ class Tally:
         save: Whether anybody wished for a checkpoint.
         batches: The smallest number of batches that anybody surely had, at most `AHEAD`.
         interrupted: Whether anybody was preempted by Ctrl-C.
+        log: Whether anybody wished that all log.
     """
 
     same_program: bool
@@ -78,6 +82,7 @@ class Tally:
     save: bool
     batches: int
     interrupted: bool
+    log: bool
 
 
 def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
@@ -99,6 +104,7 @@ def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
         save=bool(total[_SAVE]),
         batches=int(had[0]) if had.size else 0,
         interrupted=bool(total[_INTERRUPT]),
+        log=bool(total[_LOG]),
     )
 
 

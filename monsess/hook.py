@@ -123,6 +123,18 @@ class SessionRunContext:
         self._refuse_everywhere(everywhere, "request_save")
         self._session.request_save(everywhere=everywhere)
 
+    def request_log(self) -> None:
+        """Wish that the hooks of all processes log after the same run, for what goes by the clock of one of them.
+
+        With one process that is this run; with several it is some runs later, see `log_requested`.
+        """
+        self._session._agreement.want_log()
+
+    @property
+    def log_requested(self) -> bool:
+        """In ``after_run``: whether somebody's `request_log` takes effect in this run; the same on all processes."""
+        return self._session._agreement.log_agreed()
+
     def watch(self, value: Any, check: Callable[[Any], None]) -> None:
         """Call ``check(value)`` once the run is finished on the device, without waiting for it now.
 

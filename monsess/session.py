@@ -103,6 +103,7 @@ class MonitoredSession:
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
         hooks.after_run(context, results, outcome.nonfinite, outcome.summaries)
         if counted and with_hooks:
+            self._agreement.log_taken()
             self._save_if_agreed()
         return outcome.outputs
 

@@ -36,6 +36,7 @@ class ClusterAgreement(Agreement):
         self._wish: StopReason | None = None
         self._wish_save = False
         self._told_save = False  # whether the newest ballot carries that wish
+        self._wish_log = self._told_log = False
         self._signal: int | None = None  # that this process has received
         self._pending: deque[tuple[int, int, int, Any]] = deque()  # number, fingerprint, batches consumed, the sum
         self._consumed = 0
@@ -69,6 +70,11 @@ class ClusterAgreement(Agreement):
         with self._lock:
             self._wish_save = True
 
+    def want_log(self) -> None:
+        """Wish that all processes log after the same run; see the class."""
+        with self._lock:
+            self._wish_log = True
+
     def ballot(self, fingerprint: int, batches: int) -> np.ndarray:
         """What the next dispatch carries for this process, int32 ``[SLOTS]``.
 
@@ -80,14 +86,18 @@ class ClusterAgreement(Agreement):
             stop = None if self._wish is None else self._wish.name
             save, self._wish_save = self._wish_save, False
             self._told_save = save
+            log, self._wish_log = self._wish_log, False
+            self._told_log = log
         interrupted = stop == "PREEMPTED" and self._signal == signal.SIGINT
-        return Ballot(fingerprint, stop, save, batches, interrupted).encode(self.process_index)
+        return Ballot(fingerprint, stop, save, batches, interrupted, log).encode(self.process_index)
 
     def unsent(self) -> None:
         """The program of the newest ballot was not dispatched: what it was to tell waits for the next one."""
         with self._lock:
             self._wish_save = self._wish_save or self._told_save
             self._told_save = False
+            self._wish_log = self._wish_log or self._told_log
+            self._told_log = False
 
     def sent(self, fingerprint: int, took_batch: bool, total: Any) -> None:
         """A program was dispatched: read the sum of the one `LAG` dispatches before.
@@ -163,6 +173,7 @@ class ClusterAgreement(Agreement):
             self._data_limit = limit if self._data_limit is None else min(limit, self._data_limit)
         with self._lock:
             self._save = self._save or tally.save
+            self._log = self._log or tally.log
             if tally.stop is None:
                 return
             own, self._wish = self._wish, None

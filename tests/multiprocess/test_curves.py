@@ -25,3 +25,14 @@ def test_values_are_those_of_all_processes_and_the_chief_alone_writes(cluster):
         (start,) = [event for event in metrics.events if event["event"] == "start"]
         assert (start["processes"], start["devices"]) == (2, 4)
         assert len([name for name in os.listdir(folder) if name.startswith(("metrics", "events"))]) <= 2
+
+
+def test_the_chiefs_clock_decides_and_all_log_after_the_same_step(cluster):
+    url = cluster.folder("clock")
+    ended = cluster.run(2, call="cluster_curves:by_the_clock", url=str(url))
+    assert [process.code for process in ended] == [0, 0], outputs(ended)
+    one, other = (process.report["heard"] for process in ended)
+    assert one == other
+    assert one[0] == 1
+    assert 3 <= len(one) <= 5  # every ten steps, and the runs that an agreement takes
+    assert [point.step for point in ms.read_metrics(url).curves["mean"]] == one

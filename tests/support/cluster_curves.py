@@ -52,3 +52,27 @@ def summaries(options: Options) -> dict[str, Any]:
                     session.log({"own": options.index})
         heard[engine] = listener.heard
     return {"heard": heard}
+
+
+def by_the_clock(options: Options) -> dict[str, Any]:
+    """The chief's clock says when; the other process is the slower one and has another clock."""
+
+    @ms.train_step
+    def step(state: Any, batch: Any) -> Any:
+        return state + 1, {"mean": batch.mean()}
+
+    data = [np.ones(jax.local_device_count(), np.float32)] * 40
+    listener = Listener()
+    with ms.testing.FakeClock() as clock:
+        with ms.MonitoredTrainingSession(
+            lambda: 0.0,
+            data=data,
+            checkpoint_dir=options.url,
+            save_summaries_secs=10,
+            log_step_count_steps=None,
+            hooks=[listener],
+        ) as session:
+            while not session.should_stop():
+                session.run(step)
+                clock.advance((1.0, 7.0)[options.index])
+    return {"heard": [at for at, _ in listener.heard]}
