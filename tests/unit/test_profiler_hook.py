@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import toy
+import traces
 from conforms import conforms
 from fake_session import FakeSession
 
@@ -29,11 +30,8 @@ def traced(folder, process="process_0"):
 
 
 def steps_in(folder, name, process="process_0"):
-    """The numbers of the steps that a trace shows, read by JAX's own reader."""
-    (path,) = glob.glob(f"{glob.escape(str(folder))}/{process}/plugins/profile/{name}/*.xplane.pb")
-    planes = jax.profiler.ProfileData.from_file(path).planes
-    events = [event for plane in planes for line in plane.lines for event in line.events]
-    return sorted({dict(event.stats)["step_num"] for event in events if event.name == "train"})
+    """The numbers of the steps that a trace shows."""
+    return traces.steps_in(f"{folder}/{process}/plugins/profile/{name}")
 
 
 def run(hook, runs, seconds=0.0, clock=None, steps=1, **session):
@@ -131,21 +129,25 @@ class TestSchedule:
 class TestInSession:
     """A real training: it ends in the same bits, whatever becomes of the profiler."""
 
-    def test_traces_are_readable_and_lie_beside_the_checkpoints(self, tmp_path, straight):
+    def test_traces_are_readable_and_lie_beside_the_checkpoints(self, tmp_path, straight, monkeypatch):
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
         hook = ms.ProfilerHook(window=(3, 5))
-        with session(hook, ms.StopAtStepHook(last_step=9), checkpoint_dir=tmp_path) as sess:
+        run = tmp_path / "run"
+        with session(hook, ms.StopAtStepHook(last_step=9), checkpoint_dir=run) as sess:
             train(sess)
         toy.assert_same_bits(sess.state_copy(), straight)
-        place = tmp_path / "profile"
+        place = run / "profile"
         assert hook.traces == [f"{place}/process_0/plugins/profile/steps_3-5"]
         assert steps_in(place, "steps_3-5") == [3, 4, 5]
         (path,) = glob.glob(f"{hook.traces[0]}/*.trace.json.gz")
         with gzip.open(path) as file:
             names = {event.get("name") for event in json.load(file)["traceEvents"]}
         assert any(name and name.startswith("$") for name in names)  # Python's functions
-        assert ms.CheckpointStore(tmp_path).steps() == [9]
-        assert ms.latest_checkpoint(tmp_path) == 9
-        assert not glob.glob(os.path.join(tempfile.gettempdir(), "monsess-profile-*"))
+        assert ms.CheckpointStore(run).steps() == [9]
+        assert ms.latest_checkpoint(run) == 9
+        assert list(temporary.iterdir()) == []
 
     def test_on_a_store(self, straight):
         hook = ms.ProfilerHook(save_steps=4, options=SMALL)
@@ -268,7 +270,5 @@ class TestInSession:
         ) as sess:
             while not sess.should_stop():
                 sess.run(matmul)
-        (path,) = glob.glob(f"{hook.traces[0]}/*.xplane.pb")
-        planes = jax.profiler.ProfileData.from_file(path).planes
-        names = [event.name for plane in planes for line in plane.lines for event in line.events]
-        assert any("psum" in name for name in names), sorted(set(names))  # the mean over the devices
+        names = {name for name, _ in traces.events_in(hook.traces[0])}
+        assert any("psum" in name for name in names), sorted(names)  # the mean over the devices
