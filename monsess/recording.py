@@ -78,7 +78,6 @@ class Recording:
             backend=device.platform,
             device_kind=device.device_kind,
             versions=versions,
-            engine=None,
         )
 
     def open(self) -> None:

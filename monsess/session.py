@@ -686,6 +686,7 @@ class MonitoredSession:
         self._steps_run += step.steps_per_run
         if not self._checked_first_step:
             self._checked_first_step = True
+            self._record("step", name=step.name, engine=step.engine, steps_per_run=step.steps_per_run)
             self._ranked_values()
             told = self._job.gathered("the state after the first step", self._replicas.told(self._hashes()))
             self._replicas.check(told, self._leaf_names, self._global_step)

@@ -91,9 +91,8 @@ class Stream:
             while self._pending:
                 if not self._end_of_line:
                     self._put(file, b"\n")
-                self._end_of_line = not self._lines
+                    self._end_of_line = True
                 self._put(file, self._pending[0])
-                self._end_of_line = True
                 self._written(1)
         if durable and self._file is not None:
             os.fsync(self._file)
@@ -106,7 +105,8 @@ class Stream:
             self._file = file
             size = os.fstat(file).st_size
             if self._lines and size:
-                self._end_of_line = os.pread(file, 1, size - 1) == b"\n"
+                os.lseek(file, -1, os.SEEK_END)
+                self._end_of_line = os.read(file, 1) == b"\n"
         return self._file
 
     def _put(self, file: int, data: bytes) -> None:
@@ -118,6 +118,7 @@ class Stream:
         try:
             os.ftruncate(file, before)
         except OSError as error:
+            self._end_of_line = not self._lines
             logger.debug("half a record stays in %s: %s", self._storage.shown, error)
         raise OSError(errno.ENOSPC, "only a part of it was written")
 

@@ -278,6 +278,21 @@ def test_nothing_is_written_before_the_session_may_write(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_line_keeps_no_half_of_it(tmp_path, monkeypatch):
+    writer = records(tmp_path)
+    writer.log(1, Logged({"a": 1}))
+    assert writer.flush(10)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    writer.log(2, Logged({"a": 2}))
+    assert not writer.flush(10)
+    monkeypatch.setattr(os, "write", write)
+    assert writer.flush(10)
+    writer.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+
+
 # ---- of a session
 
 
@@ -298,7 +313,8 @@ def test_a_run_tells_its_story(tmp_path, url):
     train(url, 6, save_checkpoint_steps=2, save_summaries_steps=1)
     metrics = ms.read_metrics(url)
     first, second = metrics.attempts
-    assert [event["event"] for event in first.events] == ["start", "checkpoint", "checkpoint", "end"]
+    assert [event["event"] for event in first.events] == ["start", "step", "checkpoint", "checkpoint", "end"]
+    assert (first.events[1]["name"], first.events[1]["engine"]) == (toy.train.name, "pmap")
     assert (first.start["restored_from"], first.start["step"]) == (None, 0)
     assert (second.start["restored_from"], second.start["step"]) == (4, 4)
     assert first.start["run_id"] == second.start["run_id"]
