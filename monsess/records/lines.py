@@ -47,6 +47,8 @@ def _strict(value: Any) -> Any:
         return {str(name): _strict(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(part) for part in value]
+    if getattr(value, "shape", None) == ():  # of numpy or of the device
+        return _strict(value.item())
     return value
 
 

@@ -21,8 +21,10 @@ from monsess.records.values import Logged
 from monsess.storage import Storage
 from monsess.summary import Text
 
-#: Seconds after which what waits is sealed as a part: the first ones soon, so that somebody who looks on sees them.
-_PART_SECS = (5.0, 60.0)
+#: Seconds after which what waits is sealed as a part, at least and at most; in between it is a share of the attempt's
+#: age, so that somebody who looks on sees the first ones soon, and a run of weeks does not leave a hundred thousand.
+_PART_SECS = (5.0, 300.0)
+_SHARE = 0.01
 _PART_BYTES = 1 << 20
 _RETRY_SECS = (5.0, 60.0)
 _MOST_WAITING = 100_000
@@ -59,7 +61,7 @@ class Records:
         extra: TensorBoard's form, or None.
         check: Called in the writing thread before each write; what it raises ends the writing for good, without a
             word: it is said elsewhere.
-        part_secs: Seconds after which a part is sealed, at first and at most.
+        part_secs: Seconds after which a part is sealed, at least and at most.
     """
 
     def __init__(
@@ -75,7 +77,8 @@ class Records:
         self._attempt = attempt
         self._extra = extra
         self._check = check
-        self._part_secs, self._most_part_secs = part_secs
+        self._part_secs = part_secs
+        self._began = time.monotonic()
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
@@ -251,7 +254,10 @@ class Records:
         if taken:
             self._open_streams()
         for write in taken:
-            write()
+            try:
+                write()
+            except Exception as error:
+                logger.warning("A record was left out: %s: %s", type(error).__name__, mask(str(error)))
         if any(stream.size for stream in self._streams):
             self._since = time.monotonic() if self._since is None else self._since
         wanted = closing or asked > self._answered
@@ -270,7 +276,10 @@ class Records:
         return max(0.0, max(self._since + self._wait_secs(), self._retry_at) - time.monotonic())
 
     def _wait_secs(self) -> float:
-        return 0.0 if self._storage.local_path is not None else self._part_secs
+        if self._storage.local_path is not None:
+            return 0.0
+        least, most = self._part_secs
+        return min(max(least, _SHARE * (time.monotonic() - self._began)), most)
 
     def _is_due(self) -> bool:
         if self._since is None or time.monotonic() < self._retry_at:
@@ -288,7 +297,6 @@ class Records:
                 whole = False
                 self._warn(error, last)
         if whole:
-            self._part_secs = min(self._part_secs * 1.25, self._most_part_secs)
             self._retry_at, self._retry_secs = 0.0, _RETRY_SECS[0]
             self._since = None
         else:

@@ -278,6 +278,26 @@ def test_nothing_is_written_before_the_session_may_write(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_event_that_is_no_json_is_left_out_alone(tmp_path, caplog):
+    writer = records(tmp_path)
+    writer.record("odd", 1, what=object())
+    writer.record("fine", 2, value=np.float32(0.5), nested={"n": jnp.int32(3)}, nan=[float("nan")])
+    writer.close()
+    events = ms.read_metrics(tmp_path).events
+    assert [event["event"] for event in events] == ["start", "fine"]
+    assert (events[1]["value"], events[1]["nested"], events[1]["nan"]) == (0.5, {"n": 3}, ["NaN"])
+    assert "A record was left out: TypeError" in caplog.text
+
+
+def test_parts_become_rarer_with_the_age_of_the_attempt():
+    writer = Records("memory://records-age", None, "a1")
+    ages = {0: 5, 400: 5, 1000: 10, 3600: 36, 10**6: 300}
+    for age, expected in ages.items():
+        writer._began = time.monotonic() - age
+        assert writer._wait_secs() == pytest.approx(expected, abs=0.1)
+    writer.close()
+
+
 def test_a_disk_that_is_full_in_the_middle_of_a_line_keeps_no_half_of_it(tmp_path, monkeypatch):
     writer = records(tmp_path)
     writer.log(1, Logged({"a": 1}))
