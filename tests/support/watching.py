@@ -15,7 +15,7 @@ from cluster_child import Options, _threads
 
 import monsess as ms
 
-LIMIT = 3.0
+LIMIT = 5.0
 
 
 def _for_ever() -> None:

@@ -195,7 +195,7 @@ class TestInSession:
                 self.error = error
 
         told = Told()
-        hooks = [ms.WatchdogHook(0.6, startup_timeout_secs=60), told]
+        hooks = [ms.WatchdogHook(1.5, startup_timeout_secs=60), told]
         begun = time.monotonic()
         with pytest.raises(ms.MonsessError, match=r"WatchdogHook: no progress for .* at step 4: waiting for the next"):
             with ms.MonitoredTrainingSession(
