@@ -15,8 +15,9 @@ from monsess.storage import Storage
 
 NAME = "goodput.json"
 _EVERY_SECS = 10.0
+_FIRST_COST = 1e-4
 #: Of the time, the part that writing the step to a local file may take: one in so many.
-_PART = 20
+_PART = 50
 
 
 class Note:
@@ -32,6 +33,7 @@ class Note:
         self._step, self._elapsed = 0, 0.0
         self._file: int | None = None
         self._next = 0.0
+        self._cost = _FIRST_COST
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -79,7 +81,9 @@ class Note:
                 os.pwrite(self._file, self._head(), 0)
             except OSError as error:
                 self._give_up(error)
-            self._next = elapsed + _PART * (time.perf_counter() - begun)
+            # Twice as long as before at most: now and then a write takes long because the process has to wait.
+            self._cost = min(time.perf_counter() - begun, 2 * self._cost)
+            self._next = elapsed + _PART * self._cost
 
     def close(self, final: Mapping[str, Any] | None, seconds: float) -> None:
         """Note the end.

@@ -43,7 +43,8 @@ _KINDS = (
     ("monsess.recovery", "Restarts._recover", "loop", "starting again after an error"),
     ("monsess.coordinator", "Coordinator.join", "loop", "waiting for the coordinator's threads to end"),
 )
-_CALL = ("monsess.runner", "HookRunner._call")
+#: Where hooks are called, and how the method is called there.
+_CALLS = {("monsess.runner", "HookRunner._call"): "method", ("monsess.runner", "HookRunner._each"): "name"}
 
 
 def phase_of(frame: FrameType | None) -> Phase:
@@ -62,9 +63,9 @@ def phase_of(frame: FrameType | None) -> Phase:
         module, function = one.f_globals.get("__name__", ""), one.f_code.co_qualname
         if found is None:
             found = _found(module, function, one)
-        if (module, function) == _CALL:
+        if (module, function) in _CALLS:
             called = one.f_locals
-            hook = f"{type(called.get('hook')).__qualname__}.{called.get('method')}"
+            hook = f"{type(called.get('hook')).__qualname__}.{called.get(_CALLS[module, function])}"
             break
         one = one.f_back
     if hook is not None:

@@ -77,6 +77,7 @@ class ProfilerHook(SessionRunHook):
                 every_n_steps=None if save_steps is None else check_steps("save_steps", save_steps),
                 every_secs=None if save_secs is None else check_secs("save_secs", save_secs),
             )
+        self._every = 0 if save_steps is None else check_steps("save_steps", save_steps)
         self._num_steps = check_steps("num_steps", num_steps)
         self._own = None if output_dir is None else Storage(output_dir, storage_options)
         self._options = options
@@ -110,6 +111,8 @@ class ProfilerHook(SessionRunHook):
     def before_run(self, run_context: SessionRunContext) -> None:
         """Begin a trace if one is due."""
         self._before = before = run_context.global_step
+        if before < self._wake and self._trace is None:
+            return
         if self._trace is None and self._storage is not None and self._is_due(before):
             self._begin(before + 1)
         if self._trace is not None:
@@ -118,8 +121,9 @@ class ProfilerHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """End the trace if this was its last step."""
         after = run_context.global_step
-        self._steps_per_run, self._seen = after - self._before, after
-        self._first_run = False
+        if after - self._before != self._steps_per_run:
+            self._steps_per_run, self._wake = after - self._before, 0
+        self._seen = after
         if self._trace is not None:
             self._trace.step_ends()
             if after >= self._last:
@@ -144,6 +148,7 @@ class ProfilerHook(SessionRunHook):
     def _forget(self) -> None:
         self._first_run = True
         self._steps_per_run = 1
+        self._wake = 0  # until this step there is nothing to do
         self._before = self._seen = 0
         self._from = self._last = 0
         self._missed = False
@@ -152,11 +157,15 @@ class ProfilerHook(SessionRunHook):
         after = before + self._steps_per_run
         if self._cadence is None:
             assert self._window is not None
+            self._wake = self._window[0] - self._steps_per_run
             return self._window[0] <= after and before < self._window[1]
         if self._first_run:
+            self._first_run = False
             self._cadence.rearm()
             return False
         if not self._cadence.due(self._seen, after):
+            if self._every:
+                self._wake = (self._seen // self._every + 1) * self._every - self._steps_per_run
             return False
         self._cadence.rearm()
         return True

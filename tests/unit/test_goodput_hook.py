@@ -292,7 +292,7 @@ class TestNote:
         attempt = Attempt(tmp_path, clock)
         attempt.run(101, seconds=0.01)
         attempt.kill()
-        assert 2 <= len(slept) <= 6  # in one second, of which a twentieth may be spent so
+        assert 2 <= len(slept) <= 12  # it would be 100; that they are slow has to be seen more than once
 
     def test_a_full_disk_costs_the_note_only(self, tmp_path, clock, monkeypatch, lines):
         from monsess.hooks import _note
