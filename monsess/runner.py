@@ -62,8 +62,8 @@ class HookRunner:
         #: dict of str to float: seconds spent in each hook's methods, by key.
         self.seconds: dict[str, float] = dict.fromkeys(self.keys, 0.0)
         # A method that is not overridden is not called: it costs nothing per step.
-        self._before = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "before_run")]
-        self._after = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "after_run")]
+        self._before = self._those_with("before_run")
+        self._after = self._those_with("after_run")
         self._listeners = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "log")]
         self._running: list[str] = []  # those that are running just now, each called by the one before it
         self._inner = 0.0  # seconds of the hooks that the running one has called
@@ -124,11 +124,7 @@ class HookRunner:
             HookError: A hook returned something else than None or SessionRunArgs.
         """
         requests: dict[str, SessionRunArgs] = {}
-        for hook, key in self._before:
-            context._chief_only = id(hook) in self._chief_only
-            wanted = self._call(hook, key, "before_run", context)
-            if wanted is None:
-                continue
+        for hook, key, chief_only, wanted in self._each("before_run", self._before, context, (context,), {}):
             if not isinstance(wanted, SessionRunArgs):
                 raise HookError(
                     f"{hook_name(hook)}.before_run must return None or SessionRunArgs, found {type(wanted).__name__}."
@@ -138,7 +134,7 @@ class HookRunner:
                     f"{hook_name(hook)}.before_run: feed_dict must be a dict from argument of the step to value, "
                     f"found {type(wanted.feed_dict).__name__}."
                 )
-            if wanted.feed_dict and context._chief_only and not self._alone:
+            if wanted.feed_dict and chief_only and not self._alone:
                 raise HookError(_refusal(key, "feeds the step"))
             requests[key] = wanted
         return requests
@@ -147,17 +143,9 @@ class HookRunner:
         self, context: SessionRunContext, results: Mapping[str, Any], nonfinite: Any, summaries: Any = ()
     ) -> None:
         """Call ``after_run`` in order, each hook with its own results; the end of the data waits for all of them."""
-        nothing = SessionRunValues(None, nonfinite, summaries)
-        ended: EndOfData | None = None
-        for hook, key in self._after:
-            context._chief_only = id(hook) in self._chief_only
-            values = SessionRunValues(results[key], nonfinite, summaries) if key in results else nothing
-            try:
-                self._call(hook, key, "after_run", context, values)
-            except EndOfData as end:
-                ended = end
-        if ended is not None:
-            raise ended
+        usual = (context, SessionRunValues(None, nonfinite, summaries))
+        special = {key: (context, SessionRunValues(result, nonfinite, summaries)) for key, result in results.items()}
+        self._each("after_run", self._after, context, usual, special)
 
     @property
     def listen(self) -> bool:
@@ -237,6 +225,64 @@ class HookRunner:
                     logger.error("%s.%s raised %r", hook_name(hook), method, error)
         if first is not None:
             raise first
+
+    def _those_with(self, method: str) -> list[tuple[Callable[..., Any], Any, str, bool]]:
+        """The method, the hook, its key and whether it is the chief's alone, of each hook that overrides it."""
+        return [
+            (getattr(hook, method), hook, key, id(hook) in self._chief_only)
+            for hook, key in zip(self.hooks, self.keys, strict=True)
+            if overrides(hook, method)
+        ]
+
+    def _each(
+        self,
+        name: str,
+        calls: list[tuple[Callable[..., Any], Any, str, bool]],
+        context: SessionRunContext,
+        usual: tuple[Any, ...],
+        special: Mapping[str, tuple[Any, ...]],
+    ) -> list[tuple[Any, str, bool, Any]]:
+        """Call ``name`` of every hook, in order, with its ``special`` arguments or the ``usual`` ones.
+
+        It does what `_call` does, once for all hooks of a step rather than for each: that is most of what a step pays
+        for a hook that is not due. The end of the data waits, in ``after_run``, for all of them.
+
+        Returns:
+            What was returned, other than None: hook, key, whether it is the chief's alone, and the value.
+        """
+        found: list[tuple[Any, str, bool, Any]] = []
+        ended: EndOfData | None = None
+        running, seconds = self._running, self.seconds
+        inner, outer = self._inner, self.on_chief
+        begun = start = _now()
+        for method, hook, key, chief_only in calls:
+            context._chief_only = chief_only
+            self.on_chief = key if chief_only else None
+            self._inner = 0.0
+            running.append(key)
+            try:
+                result = method(*(special.get(key, usual) if special else usual))
+            except BaseException as error:
+                running.pop()
+                now = _now()
+                seconds[key] += now - start - self._inner
+                start = now
+                error.add_note(f"Raised by hook {hook_name(hook)} in {name}.")
+                if not isinstance(error, EndOfData) or name == "before_run":
+                    self.on_chief, self._inner = outer, inner + now - begun
+                    raise
+                ended = error
+                continue
+            running.pop()
+            now = _now()
+            seconds[key] += now - start - self._inner
+            start = now
+            if result is not None:
+                found.append((hook, key, chief_only, result))
+        self.on_chief, self._inner = outer, inner + start - begun
+        if ended is not None:
+            raise ended
+        return found
 
     def _call(self, hook: Any, key: str, method: str, *args: Any) -> Any:
         start = _now()
