@@ -160,8 +160,9 @@ class SessionRunHook:
     """Base class of all hooks; every method may be overridden, none must be.
 
     For each hook that began, exactly one of `end` and `on_error` is called, whatever the other hooks do. Hooks run in
-    list order in `before_run` and `after_run`, in reverse order in `end` and `on_error`. A method that is not
-    overridden costs nothing per step.
+    list order in `before_run` and `after_run`, in reverse order in `end` and `on_error`, where those that override
+    `log` come after the others, so that they hear what those log at their end. A method that is not overridden costs
+    nothing per step.
 
     Example:
         >>> import monsess as ms

@@ -159,7 +159,10 @@ class HookRunner:
                 self._call(hook, key, "log", step, scalars)
 
     def end(self, session: MonitoredSession) -> None:
-        """Give every hook that began its clean ending, in reverse; raise the first error with the rest attached."""
+        """Give every hook that began its clean ending, in reverse, those that listen to what is logged after the others.
+
+        The first error is raised with the rest attached.
+        """
         self._ending("end", session)
 
     def on_error(self, session: MonitoredSession, error: BaseException) -> None:
@@ -214,7 +217,8 @@ class HookRunner:
     def _ending(self, method: str, *args: Any) -> None:
         first: BaseException | None = None
         began, self._began = self._began, []
-        for hook in reversed(began):
+        # What a hook logs at its end is heard by all that listen: a final evaluation is nothing to lose.
+        for hook in sorted(reversed(began), key=lambda hook: overrides(hook, "log")):
             try:
                 self._call(hook, self.keys[_index(self.hooks, hook)], method, *args)
             except BaseException as error:

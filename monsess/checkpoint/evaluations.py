@@ -52,7 +52,8 @@ class Evaluations:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._names: list[str] = []
-        self._read: dict[str, News | None] = {}  # None: not one of ours
+        self._read: dict[str, News] = {}
+        self._by_step: dict[int, list[News]] = {}
 
     def add(self, record: StepRecord, metrics: Mapping[str, float]) -> None:
         """Write values of a committed step.
@@ -63,10 +64,10 @@ class Evaluations:
         news = News(record.step, record.attempt, round(time.time(), 3), dict(metrics))
         name = f"{record.step}-{uuid.uuid4().hex[:12]}"
         self._storage.write(f"{EVALS}/{name}", json.dumps(news._asdict(), sort_keys=True).encode())
-        self._read[name] = news
+        self._take(name, news)
 
     def refresh(self, steps: Collection[int] | None = None) -> None:
-        """List the objects, and read those that are new.
+        """List the objects, and read those that are new; one that cannot be understood may be half of one, for now.
 
         Args:
             steps: Read only values of these steps; None: of all.
@@ -78,16 +79,16 @@ class Evaluations:
             names = [name for name in self._storage.list(EVALS) if _NAME.fullmatch(name)]
         except FileNotFoundError:
             names = []
-        self._names = names
-        self._read = {name: self._read[name] for name in names if name in self._read}
         unread = [n for n in names if n not in self._read and (steps is None or _step_of(n) in steps)]
         found = self._storage.map([lambda n=n: self._news(n) for n in unread])
-        self._read.update(zip(unread, found, strict=True))
+        before, self._names, self._read, self._by_step = self._read, names, {}, {}
+        for name, news in [*((n, before[n]) for n in names if n in before), *zip(unread, found, strict=True)]:
+            if news is not None:
+                self._take(name, news)
 
     def applied(self, record: R) -> R:
         """A record with the values of its step that came later; of one name the newest."""
-        news = [one for one in self._read.values() if one is not None]
-        fitting = [one for one in news if (one.step, one.attempt) == (record.step, record.attempt)]
+        fitting = [one for one in self._by_step.get(record.step, ()) if one.attempt == record.attempt]
         if not fitting:
             return record
         metrics = dict(record.metrics)
@@ -98,6 +99,10 @@ class Evaluations:
     def orphans(self, steps: Collection[int]) -> list[str]:
         """The objects, relative to the directory, of steps that are not among ``steps``, as of the last `refresh`."""
         return [f"{EVALS}/{name}" for name in self._names if _step_of(name) not in steps]
+
+    def _take(self, name: str, news: News) -> None:
+        self._read[name] = news
+        self._by_step.setdefault(news.step, []).append(news)
 
     def _news(self, name: str) -> News | None:
         try:

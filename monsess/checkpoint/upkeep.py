@@ -309,6 +309,12 @@ class Upkeep:
         if isinstance(found, CommitRecord) and not _same(found, record):
             known[step] = found  # somebody put another one there: judged after the next commit
             return
+        if self._ranks_evaluations:
+            self._evaluations.refresh({step})
+            newer = self._evaluations.applied(record)
+            if newer.metrics != record.metrics:
+                known[step] = newer  # an evaluator was just in time: likewise
+                return
         if isinstance(found, CommitRecord):
             self._store._delete_step(step)
         else:

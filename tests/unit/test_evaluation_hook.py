@@ -335,3 +335,24 @@ def test_finish_returns_numbers():
     hook = EvaluationHook(LOOK, every_n_steps=1, finish=lambda found: 5)
     with pytest.raises(TypeError, match="finish must return a dict from name to number, found 5"):
         train_once(hook)
+
+
+def test_the_last_evaluation_is_heard_by_hooks_wherever_they_stand(lines):
+    class Hears(ms.SessionRunHook):
+        def __init__(self):
+            self.heard, self.ended = [], False
+
+        def log(self, step, scalars):
+            assert not self.ended
+            self.heard += [step] if "eval/count" in scalars else []
+
+        def end(self, session):
+            self.ended = True
+
+    before, after = Hears(), Hears()
+    stops = ms.EarlyStoppingHook("eval/count", "max", patience=3)
+    with ms.MonitoredTrainingSession(ticks.init_fn, hooks=[before, EvaluationHook(LOOK), stops, after]) as session:
+        session.run(ticks.one)
+    assert before.heard == after.heard == [1] and before.ended and after.ended
+    assert stops.best == 1
+    assert not [line for line in lines() if "no value 'eval/count' was logged" in line]

@@ -11,6 +11,7 @@ import ticks
 
 import monsess as ms
 from monsess.checkpoint.evaluations import EVALS, Evaluations
+from monsess.checkpoint.upkeep import Upkeep
 from monsess.commands import main
 
 
@@ -135,6 +136,36 @@ def test_what_cannot_be_read_is_no_value(tmp_path):
     evaluations.refresh()
     assert len(evaluations.orphans([2])) == 6
     assert [path for path in evaluations.orphans([2]) if path.endswith("notes.txt")] == []
+
+
+def test_half_an_object_is_read_again_once_it_is_whole(tmp_path):
+    train(tmp_path, 1)
+    store = ms.CheckpointStore(tmp_path)
+    store.note_metrics(1, {"eval/loss": 1.0})
+    (name,) = os.listdir(tmp_path / EVALS)
+    whole = (tmp_path / EVALS / name).read_text()
+    (tmp_path / EVALS / name).write_text(whole[:20])
+    evaluations, record = Evaluations(store._storage), store._demand(1)
+    evaluations.refresh()
+    assert evaluations.applied(record).metrics == {}
+    (tmp_path / EVALS / name).write_text(whole)
+    evaluations.refresh()
+    assert evaluations.applied(record).metrics == {"eval/loss": 1.0}
+
+
+def test_a_value_that_comes_while_steps_are_being_deleted_saves_its_step(tmp_path, monkeypatch):
+    other = ms.CheckpointStore(tmp_path)
+    surplus = Upkeep._surplus
+
+    def chosen(self, known, newest):
+        found = surplus(self, known, newest)
+        if [record.step for record in found] == [3]:
+            other.note_metrics(3, {"eval/loss": 0.0})
+        return found
+
+    monkeypatch.setattr(Upkeep, "_surplus", chosen)
+    train(tmp_path, 7, keep=ms.KeepBest(1, "eval/loss") | ms.KeepLast(2), body=lambda sess: ticks.wait_for_saves(sess, sess.global_step))
+    assert sorted(metrics(tmp_path)) == [3, 6, 7]
 
 
 def test_values_of_deleted_steps_go_with_them_whatever_the_policy(tmp_path):
