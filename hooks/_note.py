@@ -15,8 +15,10 @@ from monsess.storage import Storage
 
 NAME = "goodput.json"
 _EVERY_SECS = 10.0
-_FIRST_COST = 1e-4
-#: Of the time, the part that writing the step to a local file may take: one in so many.
+#: Seconds that a step may always pay: on a disk of this machine it is one or two millionths.
+_CHEAP = 1e-4
+_FIRST_COST = 2e-6
+#: Of the time, the part that writing the step to a local file may take where that is slow: one in so many.
 _PART = 50
 
 
@@ -83,7 +85,8 @@ class Note:
                 self._give_up(error)
             # Twice as long as before at most: now and then a write takes long because the process has to wait.
             self._cost = min(time.perf_counter() - begun, 2 * self._cost)
-            self._next = elapsed + _PART * self._cost
+            if self._cost > _CHEAP:
+                self._next = elapsed + _PART * self._cost
 
     def close(self, final: Mapping[str, Any] | None, seconds: float) -> None:
         """Note the end.

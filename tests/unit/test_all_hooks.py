@@ -14,6 +14,7 @@ import pytest
 
 import monsess as ms
 
+HOOKS = Path(__file__).parents[2] / "hooks"
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "hooks.py"
 EVERY = 100
 
@@ -45,7 +46,8 @@ def test_at_most_one_transfer_of_each_hook_whenever_it_is_due(benchmark, figures
     assert sum(nan.values()) <= steps
     assert max(nan.values()) <= 3
     assert {"evaluation", "log_values", "progress_bar", "summary_saver"} <= set(by_owner)
-    for owner, counts in by_owner.items():
+    for owner in {path.stem for path in HOOKS.glob("[a-z]*.py")} & set(by_owner):
+        counts = by_owner[owner]
         assert max(counts.values()) == 1, (owner, counts)
         # Every hundred steps, the first run included; the bar goes by seconds.
         assert len(counts) <= steps // EVERY + 1 or owner == "progress_bar", (owner, counts)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ticks
 import toy
 from fake_session import FakeSession
 
@@ -292,7 +293,7 @@ class TestNote:
         attempt = Attempt(tmp_path, clock)
         attempt.run(101, seconds=0.01)
         attempt.kill()
-        assert 2 <= len(slept) <= 12  # it would be 100; that they are slow has to be seen more than once
+        assert 2 <= len(slept) <= 25  # it would be 100; that they are slow has to be seen more than once
 
     def test_a_full_disk_costs_the_note_only(self, tmp_path, clock, monkeypatch, lines):
         from monsess.hooks import _note
@@ -311,9 +312,7 @@ class TestNote:
         first = Attempt(url, clock)
         stored = first.run(5)
         first.run(1)
-        deadline = time.monotonic() + 20
-        while first.session.storage.list() == {} and time.monotonic() < deadline:
-            time.sleep(0.01)
+        ticks.wait_until(lambda: first.hook._note.read() is not None)
         first.hook._note._closed.set()  # as of some seconds ago is as of step 1 here
         note = json.loads(first.session.storage.read(NAME))
         assert 1 <= note["step"] <= 6
