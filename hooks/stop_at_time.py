@@ -12,6 +12,7 @@ from monsess import clock
 from monsess.agreement import StopReason
 from monsess.hook import SessionRunContext, SessionRunHook, SessionRunValues, hook_name
 from monsess.log import logger
+from monsess.new_checkpoints import secs_from_zero
 from monsess.timer import check_secs
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class StopAtTimeHook(SessionRunHook):
     next attempt has its own time, for nothing of it is stored.
 
     Args:
-        secs: Seconds from the beginning of the session, above 0, by the monotonic clock; a recovery does not begin
-            anew.
+        secs: Seconds from the beginning of the session, more than ``margin_secs``, by the monotonic clock; a
+            recovery does not begin anew.
         at: A moment instead: seconds since the epoch, or a `datetime.datetime` with a time zone. With neither of the
             two the end of the Slurm job is taken, from ``SLURM_JOB_END_TIME``.
         margin_secs: So long before that moment it stops: the time that one step and the final save need, 0 or more.
@@ -64,7 +65,12 @@ class StopAtTimeHook(SessionRunHook):
         if secs is None and at is None:
             at = _end_of_slurm_job()
         self._at = None if at is None else _moment(at)
-        self._margin = 0.0 if margin_secs == 0 else check_secs("margin_secs", margin_secs)
+        self._margin = secs_from_zero("margin_secs", margin_secs)
+        if self._secs is not None and self._secs <= self._margin:
+            raise ValueError(
+                f"invalid secs={secs!r}: it stops margin_secs={self._margin:g} before that, so it would run nothing. "
+                "Give a smaller margin_secs=: the time that one step and the final save need."
+            )
         self._deadline = math.inf
         self._decides = False
 

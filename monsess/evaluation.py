@@ -30,12 +30,15 @@ from monsess.records.values import Logged
 from monsess.records.writer import Records
 from monsess.scaffold import Scaffold
 from monsess.step import EvalStep
+from monsess.storage import Storage
 from monsess.timer import check_secs, check_steps
 from monsess.training_session import MonitoredTrainingSession
 
 #: How long other processes of an evaluating job wait for a word of the first one, at most.
 _WORD_SECS = 60.0
 _NOTHING_YET, _OVER = -1, -2
+#: How long a store may be away while a checkpoint is read.
+_PATIENCE_SECS = 300.0
 
 
 class EvaluationResult(NamedTuple):
@@ -198,8 +201,8 @@ class Evaluator:
             The last result, or None if there was none.
 
         Raises:
-            ValueError: A number is impossible.
-            StorageError: The directory could not be looked at.
+            ValueError: A number is impossible, or ``log_dir`` is the directory of the training.
+            StorageError: The directory could not be looked at, or did not answer for minutes.
             StateMismatchError: A checkpoint is not what ``init_fn`` describes.
         """
         most = None
@@ -212,7 +215,7 @@ class Evaluator:
         store = CheckpointStore(url, storage_options)
         watch = Watch(store, newest_only, poll_secs, _Word().keep)
         result: EvaluationResult | None = None
-        with _Outlet(self._prefix, store if note else None, log_dir, storage_options) as outlet:
+        with _Outlet(self._prefix, store, log_dir, storage_options, note) as outlet:
             for count, (restored, step, begun) in enumerate(
                 self._checkpoints(store, iterate(watch, limit, interval, timeout_fn)), start=1
             ):
@@ -271,7 +274,8 @@ class Evaluator:
         return None
 
     def _restored(self, store: CheckpointStore, step: int | None) -> Restored:
-        restored = find_restorable(store, restore_step=step)
+        with store._storage.patience(_PATIENCE_SECS):  # the training, too, waits for a store that is away for a while
+            restored = find_restorable(store, restore_step=step)
         if restored is None:
             raise StorageError(f"There is no committed checkpoint in {store.url}.")
         return restored
@@ -363,14 +367,23 @@ class _Word:
             self._said = clock.monotonic()
 
 
+def _is_same(log_dir: str, store: CheckpointStore) -> bool:
+    one, other = Storage(log_dir), store._storage
+    return (one.local_path or log_dir.rstrip("/")) == (other.local_path or other.url.rstrip("/"))
+
+
 class _Outlet:
     """Where results go beside whoever asked for them; on other processes than the first one nowhere.
 
     Args:
         prefix: Of the names.
-        store: The checkpoints beside which they are noted, or None.
+        store: The checkpoints, or None.
         log_dir: A directory with a ``metrics.jsonl`` of its own, or None.
         storage_options: For fsspec.
+        note: Whether they are noted beside the checkpoints.
+
+    Raises:
+        ValueError: ``log_dir`` is the directory of the checkpoints.
     """
 
     def __init__(
@@ -379,10 +392,16 @@ class _Outlet:
         store: CheckpointStore | None,
         log_dir: str | os.PathLike[str] | None,
         storage_options: Mapping[str, Any] | None,
+        note: bool = True,
     ) -> None:
         self._prefix = prefix
         chief = jax.process_index() == 0
-        self._store = store if chief else None
+        self._store = store if chief and note else None
+        if log_dir is not None and store is not None and _is_same(os.fspath(log_dir), store):
+            raise ValueError(
+                f"log_dir={store.url!r} is the directory of the training, which writes its own metrics.jsonl there: "
+                "two writers would spoil it. Give another one, such as a folder beside it."
+            )
         self._records = None
         if log_dir is not None and chief:
             self._records = Records(os.fspath(log_dir), storage_options, uuid.uuid4().hex[:8])

@@ -159,7 +159,7 @@ class HookRunner:
                 self._call(hook, key, "log", step, scalars)
 
     def end(self, session: MonitoredSession) -> None:
-        """Give every hook that began its clean ending, in reverse, those that listen to what is logged after the others.
+        """Give every hook that began its clean ending, in reverse, those that listen to `log` after the others.
 
         The first error is raised with the rest attached.
         """
@@ -216,9 +216,9 @@ class HookRunner:
 
     def _ending(self, method: str, *args: Any) -> None:
         first: BaseException | None = None
-        began, self._began = self._began, []
+        began, self._began = self._began[::-1], []
         # What a hook logs at its end is heard by all that listen: a final evaluation is nothing to lose.
-        for hook in sorted(reversed(began), key=lambda hook: overrides(hook, "log")):
+        for hook in sorted(began, key=lambda hook: overrides(hook, "log")):
             try:
                 self._call(hook, self.keys[_index(self.hooks, hook)], method, *args)
             except BaseException as error:

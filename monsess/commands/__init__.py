@@ -211,6 +211,8 @@ def _as_a_program() -> None:
     # environment stays as it is: `monsess run` hands it on.
     if not any(command.computes and command.name in sys.argv[1:2] for command in COMMANDS):
         jax.config.update("jax_platforms", "cpu")
+    if sys.stdout is None:  # closed: whoever started it is not interested
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -19,7 +19,7 @@ from monsess.commands.console import Console
 from monsess.commands.options import Parser, add_store, open_store, whole
 from monsess.errors import StorageError
 from monsess.records.lines import encode
-from monsess.report import clean, follower_of
+from monsess.report import cleaner, follower_of
 from monsess.report.progress import Pulse, lines_of
 
 #: Ends after which the run goes on, if somebody starts it again.
@@ -46,12 +46,12 @@ def configure(parser: Parser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Look on; 0 if the run ended cleanly."""
     store = open_store(args)
-    follower = follower_of(store)
+    follower, clean = follower_of(store), cleaner(store)
     watch = _Watch(store, console, args.wait)
     began = True
     while True:
         try:
-            records = [clean(record, store) for record in follower.new()]
+            records = list(map(clean, follower.new()))
         except StorageError as error:
             if began or watch.gives_up(error):
                 raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monsess.checkpoint.owner import find_owner
@@ -16,14 +17,18 @@ from monsess.report.view import View
 
 __all__ = ["records_of", "view_of"]
 
+_REMEMBERED = 4096
+_LARGEST = 2**63 - 1
+_LARGEST_TIME = 1e11
+
 
 def records_of(store: CheckpointStore) -> list[dict[str, Any]]:
-    """All that is recorded in a directory, in order, without credentials.
+    """All that is recorded in a directory, in order, fit to be shown.
 
     Raises:
         StorageError: It could not be read.
     """
-    return [clean(record, store) for record in follower_of(store).new()]
+    return list(map(cleaner(store), follower_of(store).new()))
 
 
 def follower_of(store: CheckpointStore) -> Follower:
@@ -31,18 +36,35 @@ def follower_of(store: CheckpointStore) -> Follower:
     return Follower(store._storage.url, store._storage._options)
 
 
-def clean(record: Mapping[str, Any], store: CheckpointStore) -> dict[str, Any]:
-    """A record without the credentials that its directory is reached with, whoever wrote them into it."""
+def cleaner(store: CheckpointStore) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """What makes a record fit to be shown, whoever wrote it.
+
+    The credentials that its directory is reached with are taken out, and what nobody can show: halves of characters,
+    numbers that fit nowhere, a time that is none.
+    """
     secrets = store._storage._secrets
+
+    @functools.lru_cache(_REMEMBERED)  # tags come again and again
+    def text(value: str) -> str:
+        return mask(value if value.isascii() else value.encode(errors="backslashreplace").decode(), secrets)
 
     def cleaned(value: Any) -> Any:
         if isinstance(value, str):
-            return mask(value, secrets)
+            return text(value)
+        if isinstance(value, int):
+            return value if -_LARGEST <= value <= _LARGEST else _LARGEST if value > 0 else -_LARGEST
         if isinstance(value, Mapping):
-            return {mask(str(name), secrets): cleaned(part) for name, part in value.items()}
+            return {text(str(name)): cleaned(part) for name, part in value.items()}
         return [cleaned(part) for part in value] if isinstance(value, list) else value
 
-    return cleaned(record)
+    def clean(record: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = cleaned(record)
+        time = found.get("time")
+        if isinstance(time, (int, float)) and not -_LARGEST_TIME < time < _LARGEST_TIME:
+            del found["time"]
+        return found
+
+    return clean
 
 
 def view_of(store: CheckpointStore) -> View:

@@ -59,10 +59,10 @@ def glance(store: CheckpointStore, names: Collection[str]) -> Glance:
     Raises:
         StorageError: It could not be read.
     """
-    from monsess.report import clean
+    from monsess.report import cleaner
 
     owner = find_owner(store) if OWNER in names else None
-    records = [clean(record, store) for record in _last_records(store, names)]
+    records = map(cleaner(store), _last_records(store, names))
     story = tell(records)
     last = story.last
     told = [one.start.get("run_id") for one in story.attempts] + [getattr(owner, "run_id", None)]

@@ -55,7 +55,7 @@ def _moment(record: Mapping[str, Any]) -> str:
 
 def _start(record: Mapping[str, Any]) -> str:
     restored = record.get("restored_from")
-    text = "started at step 0" if restored is None else f"restored step {whole_text(restored)}"
+    text = f"restored step {whole_text(restored)}" if isinstance(restored, int) else "started at step 0"
     devices, processes = record.get("devices"), record.get("processes")
     if isinstance(devices, int) and isinstance(processes, int):
         text += f", {counted(devices, 'device')} in {counted(processes, 'process', 'processes')}"

@@ -188,7 +188,7 @@ def tell(records: Iterable[Record], kept: Iterable[StepRecord] = ()) -> Story:
 
 def _add_untold(stretches: Sequence[list[Record]], kept: Iterable[StepRecord]) -> list[Commit]:
     """Add the checkpoints that are there to the records of the attempts that made them; returns those of no attempt."""
-    named = {stretch[0].get("attempt"): stretch for stretch in stretches}
+    named = {name: stretch for stretch in stretches if isinstance(name := stretch[0].get("attempt"), str)}
     nobodys = []
     for one in kept:
         stretch = named.get(one.attempt)

@@ -35,6 +35,8 @@ def duration_text(seconds: float) -> str:
         >>> [duration_text(s) for s in (0.0123, 1.234, 42.1, 200, 7500, 200_000)]
         ['12 ms', '1.23 s', '42.1 s', '3 min 20 s', '2 h 5 min', '2 d 8 h']
     """
+    if not math.isfinite(seconds):
+        return f"{number_text(seconds)} s"
     if seconds < 0.9995:
         return "<1 ms" if 0 < seconds < 0.001 else f"{seconds * 1000:.0f} ms"
     if seconds < 9.995:

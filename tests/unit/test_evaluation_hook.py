@@ -353,6 +353,7 @@ def test_the_last_evaluation_is_heard_by_hooks_wherever_they_stand(lines):
     stops = ms.EarlyStoppingHook("eval/count", "max", patience=3)
     with ms.MonitoredTrainingSession(ticks.init_fn, hooks=[before, EvaluationHook(LOOK), stops, after]) as session:
         session.run(ticks.one)
-    assert before.heard == after.heard == [1] and before.ended and after.ended
+    assert before.heard == after.heard == [1]
+    assert (before.ended, after.ended) == (True, True)
     assert stops.best == 1
     assert not [line for line in lines() if "no value 'eval/count' was logged" in line]

@@ -10,6 +10,7 @@ import toy
 from conforms import conforms
 
 import monsess as ms
+from monsess.filesystems import FsspecFiles
 from monsess.testing import FakeClock
 
 
@@ -223,7 +224,35 @@ def test_a_directory_that_cannot_be_written_gets_no_note(trained, monkeypatch, l
     assert "The results of step 6 were not noted: Could not write." in lines()
 
 
+def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch, lines):
+    url = "memory://evaluator/away"
+    train(url, 2)
+    failures = [OSError("the store is away")] * 9
+    open_read = FsspecFiles.open_read
+
+    def fails(self, rel):
+        if rel == "2/session.json" and failures:
+            raise failures.pop()
+        return open_read(self, rel)
+
+    monkeypatch.setattr(FsspecFiles, "open_read", fails)
+    monkeypatch.setattr("monsess.storage._MOST_BACKOFF_SECS", 0.01)
+    result = ms.Evaluator(count, init_fn=ticks.init_fn).evaluate_repeatedly(url, timeout=0)
+    assert result is not None
+    assert (result.step, failures) == (2, [])
+    assert [line for line in lines() if "trying again, for" in line]
+
+
 # ---- what is refused
+
+
+def test_the_directory_of_the_training_takes_no_records_of_an_evaluator(trained):
+    evaluator = ms.Evaluator(count, init_fn=ticks.init_fn)
+    for log_dir in (trained, f"file://{trained}/"):
+        with pytest.raises(ValueError, match="is the directory of the training, which writes its own"):
+            evaluator.evaluate_repeatedly(trained, timeout=0, log_dir=log_dir, note=False)
+    with pytest.raises(ValueError, match="is the directory of the training"):
+        evaluator.publish(ms.EvaluationResult(6, {}, 1, 0.1), "memory://a/b", log_dir="memory://a/b/")
 
 
 def test_what_is_no_eval_step():

@@ -164,7 +164,12 @@ def test_a_value_that_comes_while_steps_are_being_deleted_saves_its_step(tmp_pat
         return found
 
     monkeypatch.setattr(Upkeep, "_surplus", chosen)
-    train(tmp_path, 7, keep=ms.KeepBest(1, "eval/loss") | ms.KeepLast(2), body=lambda sess: ticks.wait_for_saves(sess, sess.global_step))
+    train(
+        tmp_path,
+        7,
+        keep=ms.KeepBest(1, "eval/loss") | ms.KeepLast(2),
+        body=lambda sess: ticks.wait_for_saves(sess, sess.global_step),
+    )
     assert sorted(metrics(tmp_path)) == [3, 6, 7]
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import written
 from written import BEGAN, checkpoint, end, start, values
 
+import monsess as ms
 from monsess.checkpoint.commit import StepRecord
 from monsess.checkpoint.owner import Owner, UnknownOwner
+from monsess.report import records_of, view_of
+from monsess.report.glance import glance
+from monsess.report.page import render
+from monsess.report.progress import lines_of
 from monsess.report.standing import reason_of, standing
 from monsess.report.story import Story, tell
 
@@ -79,6 +85,28 @@ def test_where_the_time_went_by_the_ends():
 def test_hooks_by_their_time():
     records = [start(0, 0), end(5, 1, hooks={"A": 1.0, "B": 2.0}), start(5, 2, "a2"), end(6, 3, hooks={"A": 2.0})]
     assert list(tell(records).hooks.items()) == [("A", 3.0), ("B", 2.0)]
+
+
+@pytest.mark.parametrize("odd", [10**400, float("inf"), -1e308, "\ud800", [[]], {"a": {}}, True, None], ids=repr)
+def test_what_nobody_can_show_does_no_harm(odd, tmp_path):
+    """Records may be damaged, or come from another version; each value of each record is replaced in turn."""
+    records = [
+        {"event": "start", "step": 0, "time": 1e9, "attempt": "a", "restored_from": 0, "devices": 1, "processes": 1},
+        {"step": 1, "time": 1e9, "scalars": {"loss": 1.0}},
+        {"event": "checkpoint", "step": 1, "time": 1e9, "seconds": 0.1, "bytes": 1},
+        {"event": "goodput", "step": 1, "time": 1e9, "totals": {"step": 1.0, "wall": 1.0}, "hooks": {"A": 1.0}},
+        {"event": "end", "step": 1, "time": 1e9, "reason": "LAST_STEP", "text": "x", "seconds": {"step": 1.0}},
+    ]
+    store = ms.CheckpointStore(tmp_path)
+    for i, record in enumerate(records):
+        for name in record:
+            lines = [json.dumps({**one, name: odd} if one is record else one) for one in records]
+            if odd == 10**400 and name == "scalars":
+                lines[i] = lines[i].replace(str(odd), "{}")
+            (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+            assert render(view_of(store), "").encode()
+            assert glance(store, {"metrics.jsonl"}).standing.state
+            assert [text.encode() for one in records_of(store) for text, _ in lines_of(one)]
 
 
 def test_records_of_any_kind_do_no_harm():

@@ -91,6 +91,8 @@ def test_nothing_is_stored():
         ({"secs": 5, "at": 5}, "Only one of secs and at can be given"),
         ({"secs": 0}, "invalid secs=0"),
         ({"secs": 5, "margin_secs": -1}, "invalid margin_secs=-1"),
+        ({"secs": 5, "margin_secs": False}, "invalid margin_secs=False"),
+        ({"secs": 30}, "invalid secs=30: it stops margin_secs=60 before that, so it would run nothing"),
         ({"at": "noon"}, "expected seconds since the epoch, or a datetime"),
         ({"at": datetime(2030, 1, 1)}, "it has no time zone"),
     ],
