@@ -10,8 +10,9 @@ import numpy as np
 
 from monsess import clock
 from monsess.agreement import StopReason
+from monsess.checkpoint.evaluations import EVAL_PREFIX
 from monsess.collectives import allgather
-from monsess.errors import EndOfData, MonsessError
+from monsess.errors import EndOfData, HookError, MonsessError
 from monsess.hook import SessionRunContext, SessionRunHook, SessionRunValues
 from monsess.hooks._values import show
 from monsess.log import logger
@@ -70,6 +71,7 @@ class EvaluationHook(SessionRunHook):
         ValueError: Nothing says when to evaluate, ``data`` can be gone through only once, or a number is impossible.
         TypeError: ``step`` is no eval step.
         StepDefinitionError: An output of ``step`` stays one value per device; in an evaluation: it is no single number.
+        HookError: In an evaluation: another one of the session logs a value of the same name.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, monsess as ms
@@ -118,12 +120,8 @@ class EvaluationHook(SessionRunHook):
         self._by_secs = None if every_secs is None else _SharedTimer(check_secs("every_secs", every_secs))
         self._with_saves, self._at_start, self._at_end = bool(with_saves), bool(at_start), bool(at_end)
         self._num_batches = None if num_batches is None else check_steps("num_batches", num_batches)
-        if finish is not None and not callable(finish):
-            raise ValueError(f"invalid finish={finish!r}: expected a function of the dict of results.")
-        self._finish = finish
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ValueError(f"invalid name={name!r}: expected a text, or None.")
-        self._prefix = "eval/" if name is None else f"eval/{name}/"
+        self._finish = check_function("finish", finish)
+        self._prefix = prefix_of(name)
         self.state_key = None if name is None else f"EvaluationHook:{name}"
         self._step = counted_eval_step(step)
         self.begin()
@@ -206,11 +204,23 @@ class EvaluationHook(SessionRunHook):
         results = sums.results()
         self._results = results if self._finish is None else finished(self._finish, results)
         self._evaluated, self._overdue = step, None
+        self._refuse_names_of_others(session)
         if session.is_chief:
             logger.info("%s", line(step, self._prefix, self._results, sums.batches, clock.monotonic() - begun))
         if self._by_secs is not None:
             self._by_secs.restart(step)
         session.log({f"{self._prefix}{name}": value for name, value in self._results.items()}, step)
+
+    def _refuse_names_of_others(self, session: MonitoredSession) -> None:
+        """Two values of one name would take each other's place, in curves, early stopping and the best checkpoints."""
+        own = {f"{self._prefix}{name}" for name in self._results}
+        for other in session._hooks.hooks:
+            if isinstance(other, EvaluationHook) and other is not self:
+                if shared := own & {f"{other._prefix}{name}" for name in other._results}:
+                    raise HookError(
+                        f"Two EvaluationHooks log {', '.join(sorted(shared))}, of which only the last would count. "
+                        "Give them different names: EvaluationHook(..., name=...)."
+                    )
 
     def _batches(self, session: MonitoredSession) -> Iterator[tuple[Any, ...]]:
         """The arguments of each run of the step; as many on each process."""
@@ -269,6 +279,28 @@ class _SharedTimer:
         self._looked_at, self._looked_step = now, step
         self._next_look = step + int(told[1])
         return bool(told[0])
+
+
+def check_function(name: str, function: Any) -> Any:
+    """Return ``function``, which may be None.
+
+    Raises:
+        ValueError: It cannot be called.
+    """
+    if function is not None and not callable(function):
+        raise ValueError(f"invalid {name}={function!r}: expected a function, or None.")
+    return function
+
+
+def prefix_of(name: Any) -> str:
+    """What the names of an evaluation's values begin with.
+
+    Raises:
+        ValueError: ``name`` is no name.
+    """
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ValueError(f"invalid name={name!r}: expected a text, or None.")
+    return EVAL_PREFIX if name is None else f"{EVAL_PREFIX}{name}/"
 
 
 def check_data(step: EvalStep, data: Any, fed: bool = False) -> Any:

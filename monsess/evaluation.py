@@ -20,7 +20,7 @@ from monsess.checkpoint.table import nest
 from monsess.collectives import broadcast
 from monsess.errors import DamagedCheckpointError, MonsessError, StorageError
 from monsess.hook import check_hooks
-from monsess.hooks.evaluation import batches_of, check_data, finished, line
+from monsess.hooks.evaluation import batches_of, check_data, check_function, finished, line, prefix_of
 from monsess.hooks.stop_at_step import StopAtStepHook
 from monsess.initial_state import initial_state
 from monsess.log import logger
@@ -32,7 +32,7 @@ from monsess.scaffold import Scaffold
 from monsess.step import EvalStep
 from monsess.storage import Storage
 from monsess.timer import check_secs, check_steps
-from monsess.training_session import MonitoredTrainingSession
+from monsess.training_session import MonitoredTrainingSession, check_remainder
 
 #: How long other processes of an evaluating job wait for a word of the first one, at most.
 _WORD_SECS = 60.0
@@ -84,7 +84,7 @@ class Evaluator:
         hooks: `SessionRunHook` objects.
 
     Raises:
-        ValueError: ``data`` can be gone through only once, or a number is impossible.
+        ValueError: ``data`` can be gone through only once, or another argument is impossible.
         TypeError: ``step`` is no eval step.
         StepDefinitionError: An output of ``step`` stays one value per device.
         HookError: An object in ``hooks`` is not a usable hook.
@@ -124,13 +124,11 @@ class Evaluator:
         self._step = counted_train_step(step)
         self._hooks = check_hooks(hooks)
         self._data = check_data(step, data, fed=bool(self._hooks))
-        self._init_fn = init_fn
+        self._init_fn = check_function("init_fn", init_fn)
         self._num_batches = None if num_batches is None else check_steps("num_batches", num_batches)
-        self._finish = finish
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ValueError(f"invalid name={name!r}: expected a text, or None.")
-        self._prefix = "eval/" if name is None else f"eval/{name}/"
-        self._remainder = remainder
+        self._finish = check_function("finish", finish)
+        self._prefix = prefix_of(name)
+        self._remainder = check_remainder(remainder)
         self._compiled: dict[Any, Any] = {}
 
     def evaluate_once(
@@ -212,6 +210,8 @@ class Evaluator:
         limit = None if timeout is None else secs_from_zero("timeout", timeout)
         interval = secs_from_zero("min_interval_secs", min_interval_secs)
         check_secs("poll_secs", poll_secs)
+        check_function("timeout_fn", timeout_fn)
+        check_function("on_result", on_result)
         store = CheckpointStore(url, storage_options)
         watch = Watch(store, newest_only, poll_secs, _Word().keep)
         result: EvaluationResult | None = None

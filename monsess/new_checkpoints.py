@@ -46,7 +46,7 @@ def checkpoints_iterator(
         An iterator of global steps.
 
     Raises:
-        ValueError: A time is none.
+        ValueError: A time is none, or ``timeout_fn`` no function.
         StorageError: While iterating: the directory could not be looked at the first time, or for as long as
             ``timeout``.
 
@@ -58,6 +58,8 @@ def checkpoints_iterator(
     limit = None if timeout is None else secs_from_zero("timeout", timeout)
     interval = secs_from_zero("min_interval_secs", min_interval_secs)
     check_secs("poll_secs", poll_secs)
+    if timeout_fn is not None and not callable(timeout_fn):
+        raise ValueError(f"invalid timeout_fn={timeout_fn!r}: expected a function, or None.")
     watch = Watch(CheckpointStore(url, storage_options), newest_only, poll_secs)
     return iterate(watch, limit, interval, timeout_fn)
 

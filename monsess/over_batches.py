@@ -109,7 +109,8 @@ class OverBatches:
         """
         if self._block is None:
             raise MonsessError(
-                f"The evaluation with {self._step.name} got no batch, so there is no result. Look at its data."
+                f"The evaluation with {self._step.name} got no batch, so there is no result. Look at its data: "
+                "where a function returns it, that has to begin anew each time."
             )
         words = np.concatenate(jax.device_get([*self._full, self._block]))[: self.batches]
         values = dict(zip(self._names, _columns(words, self._dtypes), strict=True))

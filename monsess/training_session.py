@@ -149,8 +149,7 @@ def MonitoredTrainingSession(
     _check_kind("recovery", recovery, lambda policy: isinstance(policy, Recovery))
     _check_kind("storage_options", storage_options, lambda options: isinstance(options, Mapping))
     _check_kind("checkpoint_dir", checkpoint_dir, lambda url: isinstance(url, (str, os.PathLike)))
-    if remainder not in ("error", "drop", "pad"):
-        raise ValueError(f'remainder must be "error", "drop" or "pad", found {remainder!r}.')
+    check_remainder(remainder)
     if on_preemption not in ("exit", "return"):
         raise ValueError(f'on_preemption must be "exit" or "return", found {on_preemption!r}.')
     _check_kind("summary_dir", summary_dir, lambda url: isinstance(url, (str, os.PathLike)))
@@ -184,6 +183,13 @@ def MonitoredTrainingSession(
         on_preemption=on_preemption,
         job=the_job(max_wait_secs, failure_timeout_secs, stall_timeout_secs, options.save_timeout_secs),
     )
+
+
+def check_remainder(remainder: str) -> str:
+    """Return what is to become of a batch that the devices do not divide, after checking it."""
+    if remainder not in ("error", "drop", "pad"):
+        raise ValueError(f'remainder must be "error", "drop" or "pad", found {remainder!r}.')
+    return remainder
 
 
 def _recovery(policy: Recovery | None) -> Recovery:

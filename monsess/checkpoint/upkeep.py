@@ -7,6 +7,7 @@ keeps away from it then. Everything is looked at once more just before it is del
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import re
@@ -185,8 +186,7 @@ class Upkeep:
                 self._working = True
                 self._touched = set(self._claimed)
             try:
-                for step, metrics in late.items():
-                    self._note(step, metrics, newest=max(fresh, default=-1))
+                self._note_all(late, newest=max(fresh, default=-1))
                 if fresh:
                     self._round(fresh)
             except DirectoryInUseError as error:  # the next commit raises it where it is heard
@@ -239,30 +239,47 @@ class Upkeep:
         if survey.listing.evaluated:
             self._evaluations.refresh(None if self._ranks_evaluations else ())
         if self._ranks_evaluations:
-            self._known = {step: self._evaluations.applied(record) for step, record in self._known.items()}
+            self._known = {step: self._ranked(record) for step, record in self._known.items()}
         self._broken = {s: record for s, record in before.items() if survey.others.get(s) is Standing.BROKEN}
         return self._known, survey
 
-    def _note(self, step: int, metrics: Mapping[str, float], newest: int) -> None:
-        """Write values of a step beside its checkpoint, or keep them until there is one, or the store answers."""
+    def _ranked(self, record: StepRecord) -> StepRecord:
+        """A record with the values of its step that came later, those that could not be written yet among them."""
+        record = self._evaluations.applied(record)
+        with self._changed:
+            waiting = {**self._early.get(record.step, {}), **self._late.get(record.step, {})}
+        if not waiting or record.run_id != self._writer.run_id:
+            return record
+        return dataclasses.replace(record, metrics={**record.metrics, **waiting})
+
+    def _note_all(self, late: Mapping[int, Mapping[str, float]], newest: int) -> None:
+        """Write values beside their checkpoints, or keep them until there is one, or the store takes them."""
+        left = dict(late)
         try:
-            found = self._store._look_at(step, self._store._look())
-            if isinstance(found, CommitRecord):
-                if found.run_id == self._writer.run_id:
-                    self._check()
-                    self._evaluations.add(found, metrics)
-                return
-            if step < newest:
-                return  # it never became a checkpoint, and steps are committed in their order
+            for step, metrics in late.items():
+                if self._note(step, metrics, newest):
+                    del left[step]
         except DirectoryInUseError:
             raise
-        except Exception as error:
-            self._warn_of(error)
+        except Exception as error:  # the others wait too: what is to be deleted must not wait for all of them
+            text = "Could not note values beside checkpoints in %s; it is tried again after the next commit: %s"
+            self._warn("noted", text, self._store.url, shown_error(error))
         with self._changed:
-            later = self._late if step in self._fresh else self._early
-            later[step] = {**metrics, **later.get(step, {})}
+            for step, metrics in left.items():
+                later = self._late if step in self._fresh else self._early
+                later[step] = {**metrics, **later.get(step, {})}
             for old in sorted(self._early)[:-_MOST_EARLY]:
                 del self._early[old]
+
+    def _note(self, step: int, metrics: Mapping[str, float], newest: int) -> bool:
+        """Write values of a step beside its checkpoint; whether there is nothing left to do."""
+        found = self._store._look_at(step, self._store._look())
+        if not isinstance(found, CommitRecord):
+            return step < newest  # it never became a checkpoint, and steps are committed in their order
+        if found.run_id == self._writer.run_id:
+            self._check()
+            self._evaluations.add(found, metrics)
+        return True
 
     def _do(self, work: _Work) -> None:
         with self._changed:
@@ -311,7 +328,7 @@ class Upkeep:
             return
         if self._ranks_evaluations:
             self._evaluations.refresh({step})
-            newer = self._evaluations.applied(record)
+            newer = self._ranked(record)
             if newer.metrics != record.metrics:
                 known[step] = newer  # an evaluator was just in time: likewise
                 return

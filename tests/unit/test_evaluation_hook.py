@@ -23,6 +23,7 @@ class Session(FakeSession):
     """A session in which a step without a batch can be evaluated; writes down when it was."""
 
     save_requested = preempted = False
+    _hooks = property(lambda self: self)  # it has the list of them itself
 
     def __init__(self, *hooks, **more):
         self.evaluated, self.told = [], {}
@@ -304,6 +305,20 @@ def test_no_schedule():
 def test_impossible_arguments(name, value):
     with pytest.raises(ValueError, match=f"invalid {name}={value!r}"):
         EvaluationHook(LOOK, **{name: value})
+
+
+def test_two_hooks_that_log_the_same_name():
+    def hooks(*names):
+        return [EvaluationHook(LOOK, every_n_steps=2, name=name) for name in names] + [ms.StopAtStepHook(last_step=2)]
+
+    def run(*names):
+        with ms.MonitoredTrainingSession(ticks.init_fn, hooks=hooks(*names)) as sess:
+            while not sess.should_stop():
+                sess.run(ticks.one)
+
+    run(None, "test")
+    with pytest.raises(ms.HookError, match="Two EvaluationHooks log eval/count, of which only the last would count"):
+        run(None, None)
 
 
 def test_the_chief_alone_cannot_evaluate():

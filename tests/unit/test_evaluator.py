@@ -267,13 +267,20 @@ def test_data_that_is_used_up():
         ms.Evaluator(away)
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_batches", 0), ("name", ""), ("name", 5)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_batches", 0), ("name", ""), ("name", 5), ("finish", 5), ("init_fn", 5)]
+)
 def test_impossible_arguments(name, value):
     with pytest.raises(ValueError, match=f"invalid {name}="):
         ms.Evaluator(count, **{name: value})
+    with pytest.raises(ValueError, match='remainder must be "error", "drop" or "pad"'):
+        ms.Evaluator(count, remainder="x")
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_number_of_evaluations", 0), ("until_step", -1), ("timeout", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_number_of_evaluations", 0), ("until_step", -1), ("timeout", -1), ("timeout_fn", 5), ("on_result", 5)],
+)
 def test_impossible_arguments_of_the_loop(name, value, tmp_path):
     with pytest.raises(ValueError, match=f"invalid {name}="):
         ms.Evaluator(count).evaluate_repeatedly(tmp_path, **{name: value})

@@ -13,6 +13,7 @@ import monsess as ms
 from monsess.checkpoint.evaluations import EVALS, Evaluations
 from monsess.checkpoint.upkeep import Upkeep
 from monsess.commands import main
+from monsess.filesystems import FsspecFiles
 
 
 def train(url, steps, *, keep=None, hooks=(), body=lambda sess: None, **more):
@@ -171,6 +172,30 @@ def test_a_value_that_comes_while_steps_are_being_deleted_saves_its_step(tmp_pat
         body=lambda sess: ticks.wait_for_saves(sess, sess.global_step),
     )
     assert sorted(metrics(tmp_path)) == [3, 6, 7]
+
+
+def test_a_store_that_refuses_values_keeps_the_best_all_the_same_and_deletes_the_others(tmp_path, monkeypatch, lines):
+    url = f"memory://late/{tmp_path.name}"
+    write, tries = FsspecFiles.write, []
+
+    def refuses(self, rel, data):
+        if rel.startswith(f"{EVALS}/"):
+            tries.append(rel)
+            raise PermissionError("no values here")
+        return write(self, rel, data)
+
+    monkeypatch.setattr(FsspecFiles, "write", refuses)
+
+    def later(sess):
+        ticks.wait_for_saves(sess, sess.global_step)
+        sess.log({"eval/loss": abs(sess.global_step - 2.0)})
+
+    train(url, 8, keep=ms.KeepBest(1, "eval/loss") | ms.KeepLast(2), body=later)
+    assert ms.CheckpointStore(url).steps() == [2, 7, 8]
+    assert len([line for line in lines() if "Could not note values beside checkpoints" in line]) == 1
+    monkeypatch.setattr(FsspecFiles, "write", write)
+    train(url, 9, keep=ms.KeepBest(1, "eval/loss") | ms.KeepLast(2))
+    assert ms.CheckpointStore(url).steps() == [2, 8, 9]  # run.json remembers
 
 
 def test_values_of_deleted_steps_go_with_them_whatever_the_policy(tmp_path):
