@@ -367,9 +367,20 @@ class _Word:
             self._said = clock.monotonic()
 
 
-def _is_same(log_dir: str, store: CheckpointStore) -> bool:
+def check_log_dir(log_dir: str | os.PathLike[str] | None, store: CheckpointStore | None) -> None:
+    """Refuse to write records where the training writes its own.
+
+    Raises:
+        ValueError: It is the same directory.
+    """
+    if log_dir is None or store is None:
+        return
     one, other = Storage(log_dir), store._storage
-    return (one.local_path or log_dir.rstrip("/")) == (other.local_path or other.url.rstrip("/"))
+    if (one.local_path or one.url.rstrip("/")) == (other.local_path or other.url.rstrip("/")):
+        raise ValueError(
+            f"log_dir={store.url!r} is the directory of the training, which writes its own metrics.jsonl there: two "
+            "writers would spoil it. Give another one, such as a folder beside it."
+        )
 
 
 class _Outlet:
@@ -397,11 +408,7 @@ class _Outlet:
         self._prefix = prefix
         chief = jax.process_index() == 0
         self._store = store if chief and note else None
-        if log_dir is not None and store is not None and _is_same(os.fspath(log_dir), store):
-            raise ValueError(
-                f"log_dir={store.url!r} is the directory of the training, which writes its own metrics.jsonl there: "
-                "two writers would spoil it. Give another one, such as a folder beside it."
-            )
+        check_log_dir(log_dir, store)
         self._records = None
         if log_dir is not None and chief:
             self._records = Records(os.fspath(log_dir), storage_options, uuid.uuid4().hex[:8])

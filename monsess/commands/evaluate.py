@@ -3,18 +3,20 @@
 TARGET names an ms.Evaluator, or a function without arguments that returns one: FILE.py:NAME or MODULE:NAME. It says
 what to evaluate on which data; the directory is only read, but for the results, which are noted beside the checkpoints
 so that the training's KeepBest can rank by them. Exit status 0 if something was evaluated, 1 if there was nothing to
-evaluate.
+evaluate or the evaluator's own code failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from monsess.commands.console import Console, time_text
@@ -49,31 +51,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Evaluate; 0 if something was."""
     options = storage_options(args.storage_options)
     store = open_store(args)
-    evaluator = _load(args.target)
+    _check_log_dir(args.log_dir, store)
     results: list[EvaluationResult] = []
-
-    def take(result: EvaluationResult) -> None:
-        results.append(result)
-        shown = ", ".join(f"{name} = {value:g}" for name, value in result.metrics.items())
-        console.say(f"{time_text(time.time())}  step {result.step}: {shown} ({result.seconds:.1f} s)")
-        sys.stdout.flush()  # whoever reads it through a pipe wants it now
-
     try:
-        if args.once or args.step is not None:
-            _once(evaluator, args, options, take)
-        else:
-            evaluator.evaluate_repeatedly(
-                args.url,
-                timeout=args.timeout,
-                min_interval_secs=args.interval,
-                max_number_of_evaluations=args.max,
-                until_step=args.until_step,
-                newest_only=not args.all,
-                log_dir=args.log_dir,
-                note=not args.no_note,
-                on_result=take,
-                storage_options=options,
-            )
+        with _own_errors(args.target, store):
+            _evaluate(args, options, results, console)
     except BaseException:
         if results:
             console.document(_document(store, results))
@@ -82,6 +64,55 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if not results:
         console.say(nothing_there(store))
     return 0 if results else 1
+
+
+def _evaluate(
+    args: argparse.Namespace, options: dict[str, Any], results: list[EvaluationResult], console: Console
+) -> None:
+    def take(result: EvaluationResult) -> None:
+        results.append(result)
+        shown = ", ".join(f"{name} = {value:g}" for name, value in result.metrics.items())
+        console.say(f"{time_text(time.time())}  step {result.step}: {shown} ({result.seconds:.1f} s)")
+        sys.stdout.flush()  # whoever reads it through a pipe wants it now
+
+    evaluator = _load(args.target)
+    if args.once or args.step is not None:
+        _once(evaluator, args, options, take)
+        return
+    evaluator.evaluate_repeatedly(
+        args.url,
+        timeout=args.timeout,
+        min_interval_secs=args.interval,
+        max_number_of_evaluations=args.max,
+        until_step=args.until_step,
+        newest_only=not args.all,
+        log_dir=args.log_dir,
+        note=not args.no_note,
+        on_result=take,
+        storage_options=options,
+    )
+
+
+@contextlib.contextmanager
+def _own_errors(target: str, store: CheckpointStore) -> Iterator[None]:
+    """An error of the code that ``target`` names is shown as Python shows it: whoever wrote that has to find it."""
+    try:
+        yield
+    except (MonsessError, UsageError, BrokenPipeError):
+        raise
+    except Exception as error:
+        secrets = store._storage._secrets
+        sys.stderr.write(mask("".join(traceback.format_exception(error)), secrets))
+        raise MonsessError(f"{target} failed: {type(error).__name__}: {error}") from error
+
+
+def _check_log_dir(log_dir: str | None, store: CheckpointStore) -> None:
+    from monsess.evaluation import check_log_dir
+
+    try:
+        check_log_dir(log_dir, store)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _document(store: CheckpointStore, results: list[EvaluationResult]) -> dict[str, Any]:

@@ -113,6 +113,22 @@ def test_options_that_cannot_be(call, url, option):
     assert call("evaluate", url, NORM, *option)[0] == 2
 
 
+def test_errors_of_the_evaluators_own_code_have_a_traceback(call, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "its_faults.py").write_text(
+        "import monsess as ms\n\ndef evaluator():\n    return ms.Evaluator(5 / 0)\n"
+    )
+    status, _, err = call("evaluate", url, f"{tmp_path}/its_faults.py:evaluator", "--once")
+    assert status == 1
+    assert f'File "{tmp_path}/its_faults.py", line 4, in evaluator' in err
+    assert err.endswith("its_faults.py:evaluator failed: ZeroDivisionError: division by zero\n")
+
+
+def test_the_directory_of_the_training_takes_no_records_of_an_evaluator(call, url):
+    status, _, err = call("evaluate", url, NORM, "--once", "--log-dir", f"{url}/")
+    assert (status, "is the directory of the training, which writes its own metrics.jsonl there" in err) == (2, True)
+
+
 def test_a_signal_ends_it_wherever_it_is(tmp_path):
     save(str(tmp_path), 5)
     program = [sys.executable, "-W", "error", "-m", "monsess", "evaluate", str(tmp_path), NORM]
