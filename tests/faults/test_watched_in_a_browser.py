@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 import watched_run
-from browser import Browser, needs_browser
+from browser import Browser
 from watched_run import KILLS, LAST_STEP
 
 import monsess as ms
 from monsess.commands import main
 
-pytestmark = [needs_browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 DRAWN = "return document.documentElement.dataset.drawn === 'yes'"
 CURVES = """
 return [...document.querySelectorAll('[data-chart]')].flatMap(box => box.data.map(
@@ -47,7 +47,7 @@ def page(url, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)  # before anything is trained for it in vain
 def browser() -> Iterator[Browser]:
     with Browser() as one:
         yield one

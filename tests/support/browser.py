@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 import urllib.error
@@ -14,12 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pytest
+from servers import require
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="needs Debian's packages chromium and chromium-driver"
-)
 #: A browser that wants nothing of the network by itself, so that what is asked for is the page's wish.
 FLAGS = (
     "--headless",
@@ -39,9 +34,11 @@ class Browser:
     """One tab of a browser of its own; a context manager."""
 
     def __init__(self) -> None:
+        chromium = require(binary="chromium", server="Chromium")
+        driver = require(binary="chromedriver", server="Chromium")
         self._home = tempfile.TemporaryDirectory(prefix="monsess-chromium-", ignore_cleanup_errors=True)
         self._driver = subprocess.Popen(
-            [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         try:
             assert self._driver.stdout is not None
@@ -49,7 +46,7 @@ class Browser:
                 found[1] for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
             )
             self._url = f"http://127.0.0.1:{port}/session"
-            options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={self._home.name}"]}
+            options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={self._home.name}"]}
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"}}
             self._url += "/" + self._ask("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         except BaseException:

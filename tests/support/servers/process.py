@@ -51,8 +51,8 @@ def require(module: str | None = None, binary: str | None = None, *, file: str |
     if missing:
         what = f"{server}, a server," if server else "a server"
         reason = (
-            f"needs {what} and this machine lacks {' and '.join(missing)}: `make servers` installs S3 and HDFS, "
-            "`scripts/servers.sh` any of them"
+            f"needs {what} and this machine lacks {' and '.join(missing)}: `make servers` installs S3, HDFS and "
+            "Chromium, `scripts/servers.sh` any of them"
         )
         (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(reason)
     return found or ""
