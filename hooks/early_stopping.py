@@ -63,9 +63,9 @@ class EarlyStoppingHook(SessionRunHook):
     it with more patience goes on. What a hook logs is in the checkpoint of that step; what the loop logs after ``run``
     comes after it, and is stored with the next one. A value that never comes stops nothing; that is said at the end.
 
-    The stop takes effect in the run in which the value is logged. With several processes that holds for a value called
-    ``eval/<name>``, which has to be logged on all of them, as `EvaluationHook` does. The stop for any other value is a
-    wish there, which takes effect some runs later, on all at the same step: what one process alone logs does no harm.
+    The stop takes effect in the run in which the value is logged. With several processes that holds for a value of an
+    `EvaluationHook`, which is the same on all. The stop for any other value is a wish there, which takes effect some
+    runs later, on all at the same step: what one process alone logs does no harm.
 
     Args:
         metric: The name of the value, such as ``"eval/loss"``.
@@ -149,7 +149,7 @@ class EarlyStoppingHook(SessionRunHook):
     def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
         """Apply the rule to what is remembered, before the first run."""
         self._session = session
-        self._stop_if_due()
+        self._stop_if_due(everywhere=self.on_all_processes)  # what is remembered is the chief's, on all processes
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take note of a value, and ask for a stop if it is due."""
@@ -164,7 +164,8 @@ class EarlyStoppingHook(SessionRunHook):
         if newest is None or step > newest:
             self._before = self._progress
         self._progress = self._before.after(step, float(value), self._mode, self._min_delta)
-        self._stop_if_due()
+        session = self._session
+        self._stop_if_due(everywhere=session is not None and self.on_all_processes and session._hooks.caller_is_on_all)
 
     def end(self, session: MonitoredSession) -> None:
         """Say so if the value never came."""
@@ -184,14 +185,14 @@ class EarlyStoppingHook(SessionRunHook):
         """Take them back."""
         self._before, self._progress = Progress(*state["before"]), Progress(*state["now"])
 
-    def _stop_if_due(self) -> None:
+    def _stop_if_due(self, everywhere: bool) -> None:
         why = self._verdict()
         session = self._session
         if why is None or session is None or session.stop_reason is not None:
             return
         logger.info("%s", why)
         logger.info("Requesting early stopping at global step %d", session.global_step)
-        session.request_stop(StopReason("EARLY_STOPPING", why, hook_name(self)), everywhere=self.on_all_processes)
+        session.request_stop(StopReason("EARLY_STOPPING", why, hook_name(self)), everywhere)
 
     def _verdict(self) -> str | None:
         """Why to stop, or None."""

@@ -152,6 +152,13 @@ class HookRunner:
         """Whether some hook wants to hear what is logged."""
         return bool(self._listeners)
 
+    @property
+    def caller_is_on_all(self) -> bool:
+        """Whether the hook that runs was called by another one that does the same on all processes."""
+        if len(self._running) < 2:
+            return False
+        return getattr(self.hooks[self.keys.index(self._running[-2])], "on_all_processes", False)
+
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Tell the hooks, in order, what was logged; not the one that logs it."""
         for hook, key in self._listeners:

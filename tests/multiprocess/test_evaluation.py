@@ -57,7 +57,8 @@ def test_a_wish_of_one_process_stops_all_at_the_same_step(cluster):
     assert [one.code for one in ended] == [0, 0], outputs(ended)
     first, second = (one.report for one in ended)
     assert first == second
-    (by_value, why), (by_predicate, because), (by_time, reason) = first
+    (by_value, why), by_evaluation, (by_predicate, because), (by_time, reason) = first
+    assert by_evaluation == [by_value, why]
     assert (by_value in range(5, 9), why) == (True, "EARLY_STOPPING")
     assert (by_predicate in range(5, 9), because) == (True, "EARLY_STOPPING")
     assert (by_time in range(2, 40), reason) == (True, "REQUESTED")

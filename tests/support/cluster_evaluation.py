@@ -80,11 +80,12 @@ def different_shares(options: Options) -> dict[str, Any]:
 
 
 def wishes(options: Options) -> list[Any]:
-    """Process 1 alone logs the value that stops, or has the predicate that does; the chief's time comes first."""
+    """Process 1 alone logs the values that stop, or has the predicate that does; the chief's time comes first."""
     asked = ms.make_early_stopping_hook(lambda: options.index == 1 and ended[-1:] == [4], run_every_steps=1)
     ends: list[Any] = []
     for hook in (
         ms.stop_if_lower_hook("loss", 0.5),
+        ms.stop_if_lower_hook("eval/loss", 0.5),
         asked,
         ms.StopAtTimeHook(100 if options.index else 0.2, margin_secs=0),
     ):
@@ -96,7 +97,7 @@ def wishes(options: Options) -> list[Any]:
                 session.run(add)
                 ended.append(session.global_step)
                 if options.index == 1 and session.global_step == 4:
-                    session.log({"loss": 0.25})
+                    session.log({"loss": 0.25, "eval/loss": 0.25})
                 if isinstance(hook, ms.StopAtTimeHook):
                     time.sleep(0.02)
         reason = session.stop_reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from conforms import conforms
@@ -25,6 +26,7 @@ class Session(FakeSession):
     """A session in which values are logged."""
 
     stop_reason = None
+    _hooks = SimpleNamespace(caller_is_on_all=False)
 
     def tell(self, *values, every=10, first=10):
         """Log values of steps 10, 20, ..., until a stop is asked for; the step of that, or None."""
@@ -148,10 +150,12 @@ def test_the_reason_says_which_value_and_why(lines):
     )
 
 
-def test_a_value_of_an_evaluation_is_the_same_on_all_processes():
+@pytest.mark.parametrize("by_evaluation", [True, False])
+def test_a_value_of_an_evaluation_is_the_same_on_all_processes(by_evaluation):
     session = Session(EarlyStoppingHook("eval/loss", lower_than=1.0), processes=2)
+    session._hooks.caller_is_on_all = by_evaluation
     session.hooks[0].log(10, {"eval/loss": 0.5})
-    assert [everywhere for _, _, everywhere in session.stops] == [True]
+    assert [everywhere for _, _, everywhere in session.stops] == [by_evaluation]
     assert session.hooks[0].on_all_processes
     assert not EarlyStoppingHook("loss", lower_than=1.0).on_all_processes
 
