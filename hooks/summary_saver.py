@@ -104,6 +104,7 @@ class SummarySaverHook(SessionRunHook):
                 "out, or pass summary_dir= to the session."
             )
         self._on = session.is_logging
+        self._texts = True  # they may have been rolled back
         self._asked = False
         self._clock_of_all = self._by_seconds and session.process_count > 1
         self._seen = session.global_step

@@ -17,7 +17,7 @@ from monsess.records.writer import Records
 from monsess.saving import Saving
 from monsess.timer import check_steps
 
-_FLUSH_SECS = 20.0
+_FLUSH_SECS = 10.0
 _CLOSE_SECS = 30.0
 _CLOSE_AFTER_ERROR_SECS = 5.0
 

@@ -132,17 +132,14 @@ def _check_reduction(name: str, leaf: jax.Array, how: Reduction, explicit: bool)
 
 def reduce_leaves(leaves: list[jax.Array], how: list[Reduction], axis_name: str) -> list[jax.Array]:
     """Reduce every leaf that has a reduction, all sums in one collective."""
-    sums = {i: _summable(leaf) for i, leaf in enumerate(leaves) if how[i] in ("mean", "sum")}
+    sums = {i: _summable(leaf, how[i]) for i, leaf in enumerate(leaves) if how[i] in ("mean", "sum")}
     totals = dict(zip(sums, jax.lax.psum(list(sums.values()), axis_name), strict=True)) if sums else {}
     size = jax.lax.axis_size(axis_name)
     reduced = []
     for i, leaf in enumerate(leaves):
         match how[i]:
             case "mean":
-                total = totals[i]
-                reduced.append(
-                    (total if jnp.issubdtype(total.dtype, jnp.inexact) else total.astype(jnp.float32)) / size
-                )
+                reduced.append(totals[i] / size)
             case "sum":
                 reduced.append(totals[i])
             case "max" | "min" as extreme:
@@ -152,23 +149,27 @@ def reduce_leaves(leaves: list[jax.Array], how: list[Reduction], axis_name: str)
     return reduced
 
 
-def _summable(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.int32)
-    if jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits < 32:
-        return leaf.astype(jnp.float32)  # a float16 sum of 30,000 over four devices is infinite
-    return leaf
+def _summable(leaf: jax.Array, how: Reduction) -> jax.Array:
+    """The values in a type that holds their sum: a float16 sum of 30,000 over four devices is infinite."""
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf.astype(jnp.float32) if jnp.finfo(leaf.dtype).bits < 32 else leaf
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return leaf
+    if how == "mean":
+        return leaf.astype(jnp.float32)
+    narrow = leaf.dtype == jnp.bool_ or jnp.iinfo(leaf.dtype).bits < 32
+    return leaf.astype(jnp.int32) if narrow else leaf
 
 
 def _extreme(leaf: jax.Array, how: str, axis_name: str) -> jax.Array:
     over_devices = jax.lax.pmax if how == "max" else jax.lax.pmin
-    wide = _summable(leaf)
+    wide = _summable(leaf, how)
     value = over_devices(wide, axis_name)
     if jnp.issubdtype(wide.dtype, jnp.floating):
         # pmax and pmin may drop a NaN that only one device holds.
         is_nan = jax.lax.pmax(jnp.isnan(wide).astype(jnp.int32), axis_name) > 0
-        value = jnp.where(is_nan, jnp.nan, value)
-    return value.astype(jnp.bool_) if leaf.dtype == jnp.bool_ else value
+        return jnp.where(is_nan, jnp.nan, value)
+    return value.astype(leaf.dtype)
 
 
 def _count_nonfinite(leaves: list[jax.Array]) -> jax.Array:

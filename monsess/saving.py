@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import platform
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,14 @@ from monsess.checkpoint.leaves import LeafTable, describe
 from monsess.checkpoint.ownership import Ownership
 from monsess.checkpoint.restore import Restored, find_restorable
 from monsess.checkpoint.saver import Saver, Snapshot
-from monsess.errors import ClusterError, MonsessError, NonFiniteStateError, SaveError, StorageError
+from monsess.errors import (
+    ClusterError,
+    DirectoryInUseError,
+    MonsessError,
+    NonFiniteStateError,
+    SaveError,
+    StorageError,
+)
 from monsess.log import logger, mask
 from monsess.placement import Snapshotter, on_first_device
 from monsess.reduction import path_name
@@ -192,8 +200,9 @@ class Saving:
             run_id=self.run_id,
             protect=self._protected,
             started=self._began,
-            check=self._ownership.check,
+            check=_weak(self._ownership.check),
         )
+        weakref.finalize(self, self._saver.abandon).atexit = False
 
     def _look_at_newer(self, restore_step: int) -> None:
         assert self.store is not None
@@ -362,6 +371,22 @@ class Saving:
                     f"checkpoint is step {self._committed}. Look at the loss before that step; "
                     "CheckpointOptions(check_finite=False) stores such states."
                 )
+
+
+def _weak(check: Callable[[], None]) -> Callable[[], None]:
+    """The same for the threads of the saver, which outlive a session that nobody closed and nobody holds any more.
+
+    A save that is under way holds its session.
+    """
+    reference = weakref.WeakMethod(check)
+
+    def call() -> None:
+        found = reference()
+        if found is None:
+            raise DirectoryInUseError("The session was abandoned, and nothing is done in its directory any more.")
+        found()
+
+    return call
 
 
 def _told(listener: Any, method: str, session: MonitoredSession, step: int) -> Any:

@@ -921,9 +921,11 @@ class MonitoredSession:
         summary.session_closed(self)
         self._feeding.close()
         hooks, reason = self._hooks.seconds, self._stopping.reason
-        self._recording.end(self._global_step, reason, self._failure, self.seconds, hooks)
-        self._saving.close()
-        self._job.close()
+        try:  # it may be waited for, and whoever waits may lose patience
+            self._recording.end(self._global_step, reason, self._failure, self.seconds, hooks)
+        finally:
+            self._saving.close()
+            self._job.close()
         seconds, last = clock.monotonic() - self._started, self._saving.last_committed
         announce_end(self.run_id, self._steps_run, seconds, self._global_step, self._stopping.reason, last)
 

@@ -21,7 +21,7 @@ from monsess.checkpoint.publish import Writer, publish
 from monsess.checkpoint.retention import Retention
 from monsess.checkpoint.store import NONFINITE, CheckpointStore, shown_error
 from monsess.checkpoint.table import check_against
-from monsess.checkpoint.upkeep import Upkeep
+from monsess.checkpoint.upkeep import ABANDONED_SECS, Upkeep
 from monsess.errors import DirectoryInUseError, NonFiniteStateError, SaveError, StorageError
 from monsess.log import logger
 
@@ -208,6 +208,14 @@ class Saver:
                 self._store.url,
             )
 
+    def abandon(self) -> None:
+        """Have the threads end when they look next: nobody submits anything any more.
+
+        The garbage collector calls it at any point of any thread, so that it takes no lock.
+        """
+        self._closed = True
+        self._upkeep.abandon()
+
     @property
     def _cleaning(self) -> bool:
         return self._upkeep.busy
@@ -279,7 +287,7 @@ class Saver:
                 while self._waiting is None:
                     if self._closed or self._stuck is not None:
                         return
-                    self._changed.wait()
+                    self._changed.wait(ABANDONED_SECS)
                 snapshot, self._waiting = self._waiting, None
                 self._active = snapshot.step
                 self._active_since = time.monotonic()

@@ -32,6 +32,8 @@ from monsess.log import logger
 _STAGING_NAME = re.compile(rf"{re.escape(STAGING_PREFIX)}(?:0|[1-9][0-9]*)-.+")
 _DELETING_NAME = re.compile(rf"{re.escape(DELETING_PREFIX)}(0|[1-9][0-9]*)")
 _SLOW_SECS = 5.0
+#: How often threads that wait for a session look whether somebody still holds it.
+ABANDONED_SECS = 2.0
 _MOST_EARLY = 100
 _FAILURES = 3  # so many in a row, and the rest is left for after the next commit
 
@@ -170,6 +172,10 @@ class Upkeep:
             self._changed.notify_all()
             return not self._is_busy()
 
+    def abandon(self) -> None:
+        """Have the thread end when it looks next; takes no lock."""
+        self._closed = True
+
     def _is_busy(self) -> bool:
         return self._working or bool(self._fresh) or bool(self._late)
 
@@ -178,7 +184,8 @@ class Upkeep:
             with self._changed:
                 self._working = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._fresh or self._late or self._closed)
+                while not (self._fresh or self._late or self._closed):
+                    self._changed.wait(ABANDONED_SECS)
                 if self._given_up or not (self._fresh or self._late):
                     return
                 fresh, self._fresh = self._fresh, {}

@@ -86,6 +86,7 @@ def _framed(data: bytes) -> bytes:
 
 
 def _value(tag: str, value: Any) -> Any:
+    tag = _utf8(tag)
     if isinstance(value, Histogram):
         return _histogram(tag, np.asarray(value.table, np.float64))
     if isinstance(value, Image):
@@ -93,10 +94,15 @@ def _value(tag: str, value: Any) -> Any:
     if isinstance(value, Text):
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        return text_pb(tag, value.text).value[0]
+        return text_pb(tag, _utf8(value.text)).value[0]
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
     return scalar_pb(tag, _float32(value)).value[0]
+
+
+def _utf8(text: str) -> str:
+    """The text as its messages can hold it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @functools.cache

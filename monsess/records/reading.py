@@ -120,7 +120,8 @@ class Metrics:
             event = dict(record)
             self.events.append(event)
             if kind == "start":
-                self._roll_back(step)
+                another = bool(self.attempts) and self.attempts[-1].start.get("run_id") != event.get("run_id")
+                self._roll_back(-1 if another else step)
                 self.attempts.append(Attempt(event, last_step=step))
             if self.attempts:
                 self.attempts[-1].events.append(event)
@@ -133,7 +134,10 @@ class Metrics:
 
     @property
     def curves(self) -> dict[str, list[Point]]:
-        """Of each tag its points in the order of their steps, each step once: what was rolled back is left out."""
+        """Of each tag its points in the order of their steps, each step once, of the run that was the last one there.
+
+        What was rolled back is left out.
+        """
         return {tag: [values[step] for step in sorted(values)] for tag, values in self._values.items() if values}
 
     def _roll_back(self, step: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable
 
 from monsess.errors import StorageError
@@ -31,7 +32,8 @@ class Stream:
         self._name = name
         self._header = header
         self._lines = lines
-        self._pending: list[bytes] = []
+        self._pending: deque[bytes] = deque()
+        self._part = b""  # the part that is being written
         self._number = 0
         self._file: int | None = None
         self._begun = False
@@ -41,15 +43,20 @@ class Stream:
         #: int: how many pieces had to be given up, because too much waited.
         self.lost = 0
 
-    def add(self, data: bytes) -> None:
-        """Have ``data`` written by the next `flush`."""
+    def add(self, data: bytes, needed: bool = False) -> None:
+        """Have ``data`` written by the next `flush`; where too much waits already, it is given up.
+
+        Args:
+            data: One piece.
+            needed: It is kept all the same: what others mean depends on it.
+        """
         if not data:
+            return
+        if self.size > _MOST_BYTES and not needed:
+            self.lost += 1
             return
         self._pending.append(data)
         self.size += len(data)
-        while self.size > _MOST_BYTES and len(self._pending) > 1:
-            self.size -= len(self._pending.pop(0))
-            self.lost += 1
 
     def flush(self, durable: bool = False) -> None:
         """Write what waits.
@@ -75,12 +82,15 @@ class Stream:
             self._file = None
 
     def _seal(self) -> None:
-        if not self._pending:
-            return
-        count = len(self._pending)
-        self._storage.write(self._name(self._number), self._header + b"".join(self._pending))
-        self._number += 1
-        self._written(count)
+        while self.size:
+            # A write that was given up may reach the store after the next try: it has to hold the same bytes.
+            if not self._part:
+                self._part = b"".join(self._pending)
+                self._pending.clear()
+            self._storage.write(self._name(self._number), self._header + self._part)
+            self._number += 1
+            self.size -= len(self._part)
+            self._part = b""
 
     def _append(self, folder: str, durable: bool) -> None:
         if self._pending:
@@ -93,7 +103,7 @@ class Stream:
                     self._put(file, b"\n")
                     self._end_of_line = True
                 self._put(file, self._pending[0])
-                self._written(1)
+                self.size -= len(self._pending.popleft())
         if durable and self._file is not None:
             os.fsync(self._file)
 
@@ -121,7 +131,3 @@ class Stream:
             self._end_of_line = not self._lines
             logger.debug("half a record stays in %s: %s", self._storage.shown, error)
         raise OSError(errno.ENOSPC, "only a part of it was written")
-
-    def _written(self, count: int) -> None:
-        self.size -= sum(map(len, self._pending[:count]))
-        del self._pending[:count]

@@ -42,13 +42,19 @@ class Logged:
                 self._values[tag] = value if isinstance(value, (Histogram, Image, Text)) else _number(tag, value)
                 continue
             self._values[tag] = type(value)
-            tags, arrays = groups.setdefault((array.dtype, array.sharding), ([], []))
+            tags, arrays = groups.setdefault(array.sharding, ([], []))
             tags.append(tag)
             arrays.append(array)
         self._packages = [_Package(tags, arrays) for tags, arrays in groups.values()]
 
     def __bool__(self) -> bool:
         return bool(self._values)
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory they take until they are written."""
+        large = [v.table if isinstance(v, Histogram) else v.pixels for v in self._values.values() if _is_large(v)]
+        return sum(package.bytes for package in self._packages) + sum(one.nbytes for one in large)
 
     def on_host(self) -> tuple[dict[str, Number], dict[str, Any]]:
         """The scalars as numbers, and the rest, in the order given; waits for the device if something was there."""
@@ -69,27 +75,45 @@ class Logged:
 
 
 class _Package:
-    """Arrays of one dtype in one, so that they are fetched at once."""
+    """Arrays of one device in one, so that they are fetched at once."""
 
     def __init__(self, tags: list[str], arrays: list[jax.Array]) -> None:
         self._tags = tags
-        self._shapes = [array.shape for array in arrays]
+        self._likes = [(array.shape, _carried(array.dtype)) for array in arrays]
         self._packed = _joined(arrays)
         self._packed.copy_to_host_async()
 
+    @property
+    def bytes(self) -> int:
+        return self._packed.nbytes
+
     def unpacked(self) -> list[tuple[str, np.ndarray]]:
-        flat = np.asarray(self._packed)
+        data = np.asarray(self._packed).tobytes()
         found, at = [], 0
-        for tag, shape in zip(self._tags, self._shapes, strict=True):
-            size = math.prod(shape)
-            found.append((tag, flat[at : at + size].reshape(shape)))
-            at += size
+        for tag, (shape, dtype) in zip(self._tags, self._likes, strict=True):
+            count = math.prod(shape)
+            found.append((tag, np.frombuffer(data, dtype, count, at).reshape(shape)))
+            at += count * dtype.itemsize
         return found
 
 
 @jax.jit
 def _joined(arrays: list[jax.Array]) -> jax.Array:
-    return jnp.concatenate([jnp.ravel(array) for array in arrays])
+    wide = [array.astype(_carried(array.dtype)) for array in arrays]
+    return jnp.concatenate([jnp.ravel(jax.lax.bitcast_convert_type(array, jnp.uint8)) for array in wide])
+
+
+def _carried(dtype: np.dtype) -> np.dtype:
+    """As what values of that type are brought to the host: of whole bytes."""
+    if dtype == jnp.bool_:
+        return np.dtype(np.uint8)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.dtype(np.float32) if jnp.finfo(dtype).bits < 8 else dtype
+    return np.dtype(np.int8) if jnp.iinfo(dtype).bits < 8 else dtype
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, (Histogram, Image))
 
 
 def _array(tag: str, value: Any) -> jax.Array | None:

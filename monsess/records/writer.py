@@ -28,7 +28,9 @@ _SHARE = 0.01
 _PART_BYTES = 1 << 20
 _RETRY_SECS = (5.0, 60.0)
 _MOST_WAITING = 100_000
+_MOST_BYTES = 64 << 20
 _CLOSE_SECS = 30.0
+_CLOSE_OVERDUE_SECS = 5.0  # where a flush was waited for in vain
 
 
 class Extra(Protocol):
@@ -81,8 +83,9 @@ class Records:
         self._began = time.monotonic()
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
-        self._held: list[Callable[[], None]] | None = []  # until it is opened
+        self._held: list[tuple[Callable[[], None], int | None]] | None = []  # until it is opened
         self._streams: list[Stream] = []
         self._lines: Stream | None = None
         self._events: Stream | None = None
@@ -90,7 +93,8 @@ class Records:
         self._whole = True  # whether the newest flush left nothing behind
         self._closing = False
         self._ended = False
-        self._warned = False
+        self._overdue = False  # whether a flush was waited for in vain and is not answered yet
+        self._warned = self._warned_of_extra = False
         self._dropped = 0
         self._pending_mark: tuple[int, float] | None = None
         self._marks_matter = False  # whether there are files of the extra form that a mark speaks of
@@ -109,12 +113,13 @@ class Records:
             return
         held, self._held = self._held, None
         for one in held:
-            self._put(one)
+            self._put(*one)
 
     def start(self, step: int, **fields: Any) -> None:
         """An attempt begins after ``step``: what was recorded of later steps is void."""
         when = self._record("start", step, fields)
-        self._put(lambda: self._mark(step + 1, when))
+        fresh = self._lines is None and fields.get("restored_from") is None
+        self._put(lambda: self._mark(0 if fresh else step + 1, when))
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Write an event; ``time`` may be among the fields."""
@@ -139,7 +144,7 @@ class Records:
                     self._add_line({"event": "text", "step": step, "time": when, "tag": tag, "text": value.text})
             self._extra_add(lambda extra: extra.values(step, when, {**scalars, **rest}))
 
-        self._put(write)
+        self._put(write, logged.bytes)
 
     def abandon(self) -> None:
         """End the thread, which writes what it has: nobody records anything any more.
@@ -157,15 +162,17 @@ class Records:
             seconds: How long at most.
 
         Returns:
-            Whether it is; False at once if the store refuses it now.
+            Whether it is; False at once if the store refuses it now, or has not answered an earlier flush yet.
         """
         with self._changed:
             if self._held is not None or self._ended or self._thread is None:
                 return self._held is not None or self._thread is None
+            if self._overdue:
+                return False
             self._asked += 1
             ticket = self._asked
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._answered >= ticket or self._ended, seconds)
+            self._overdue = not self._changed.wait_for(lambda: self._answered >= ticket or self._ended, seconds)
             return self._answered >= ticket and self._whole
 
     def close(self, seconds: float = _CLOSE_SECS) -> None:
@@ -178,6 +185,7 @@ class Records:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            seconds = min(seconds, _CLOSE_OVERDUE_SECS) if self._overdue else seconds
         if thread is None:
             return
         thread.join(seconds)
@@ -191,7 +199,7 @@ class Records:
     def _record(self, event: str, step: int, fields: Mapping[str, Any]) -> float:
         record = {"event": event, "step": step, "time": _wall(), **fields}
         record = self._masked(record)
-        self._put(lambda: self._add_line(record))
+        self._put(lambda: self._add_line(record, needed=True))
         return float(record["time"])
 
     def _masked(self, value: Any) -> Any:
@@ -204,19 +212,21 @@ class Records:
             return {self._masked(str(name)): self._masked(part) for name, part in value.items()}
         return [self._masked(part) for part in value] if isinstance(value, (list, tuple)) else value
 
-    def _put(self, write: Callable[[], None]) -> None:
+    def _put(self, write: Callable[[], None], size: int | None = None) -> None:
+        """Have ``write`` called by the thread; of values, which have a ``size``, no more than some may wait."""
         with self._changed:
             if self._closing or self._ended:
                 return
             if self._held is not None:
-                self._held.append(write)
+                self._held.append((write, size))
                 return
-            if len(self._waiting) >= _MOST_WAITING:
-                self._waiting.popleft()
+            if size is not None and (len(self._waiting) >= _MOST_WAITING or self._waiting_bytes > _MOST_BYTES):
                 self._dropped += 1
                 if self._dropped == 1:
                     logger.warning("%s does not take records as fast as they come; some are lost.", self._storage.shown)
+                return
             self._waiting.append(write)
+            self._waiting_bytes += size or 0
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="monsess-records", daemon=True)
                 try:
@@ -250,10 +260,12 @@ class Records:
             if not self._waiting and not self._closing and self._asked == self._answered:
                 self._changed.wait(self._pause())
             taken, self._waiting = self._waiting, deque()
+            self._waiting_bytes = 0
             asked, closing = self._asked, self._closing
         if taken:
             self._open_streams()
-        for write in taken:
+        while taken:
+            write = taken.popleft()  # with the values that it holds
             try:
                 write()
             except Exception as error:
@@ -265,7 +277,7 @@ class Records:
             self._write(durable=asked > self._answered, last=closing)
             if asked > self._answered:
                 with self._changed:
-                    self._answered = asked
+                    self._answered, self._overdue = asked, False
                     self._changed.notify_all()
         return not closing
 
@@ -326,7 +338,7 @@ class Records:
                 self._whole = False
                 self._warn(error, self._closing)
                 with self._changed:
-                    self._answered = self._asked
+                    self._answered, self._overdue = self._asked, False
                     self._changed.notify_all()
                     if self._closing:
                         raise
@@ -349,9 +361,9 @@ class Records:
             else:
                 self._streams.append(self._events)
 
-    def _add_line(self, record: Mapping[str, Any]) -> None:
+    def _add_line(self, record: Mapping[str, Any], needed: bool = False) -> None:
         assert self._lines is not None
-        self._lines.add(encode(record))
+        self._lines.add(encode(record), needed)
 
     def _mark(self, step: int, when: float) -> None:
         """Where files of an earlier attempt are, they are told at once; otherwise with the first values."""
@@ -364,12 +376,14 @@ class Records:
             return
         try:
             if self._pending_mark is not None:
-                self._events.add(self._extra.start(*self._pending_mark))
+                self._events.add(self._extra.start(*self._pending_mark), needed=True)
                 self._pending_mark, self._marks_matter = None, True
             self._events.add(make(self._extra))
         except Exception as error:  # a library that does not fit is no reason to lose the lines
-            self._extra = None
-            logger.warning("TensorBoard's files are written no more: %s: %s", type(error).__name__, mask(str(error)))
+            if not self._warned_of_extra:
+                self._warned_of_extra = True
+                reason = f"{type(error).__name__}: {mask(str(error))}"
+                logger.warning("A record was left out of TensorBoard's files: %s", reason)
 
 
 def _wall() -> float:

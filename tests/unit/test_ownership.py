@@ -15,9 +15,11 @@ import time
 
 import pytest
 import ticks
+import toy
 from checkpoints import fresh, saver, snapshot
 from owners import acquired, forge, process_of
 
+import monsess as ms
 from monsess.checkpoint import ownership
 from monsess.checkpoint.options import CheckpointOptions
 from monsess.checkpoint.owner import encode, live_attempts, read_owner, unlock
@@ -168,6 +170,24 @@ def test_a_session_that_nobody_holds_any_more_holds_up_nobody(store):
         gc.enable()
     assert not {"a1", "a2"} & live_attempts
     ticks.wait_until(lambda: "monsess-heartbeat" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_a_session_that_nobody_closed_and_nobody_holds_holds_up_nobody(tmp_path):
+    """Not even if it has saved: its threads end as well."""
+
+    def live_and_die():
+        sess = ms.MonitoredTrainingSession(
+            toy.init_fn, data=toy.batches(5), checkpoint_dir=tmp_path, save_checkpoint_steps=1
+        )
+        sess.run(toy.train)
+        ticks.wait_until(lambda: ms.CheckpointStore(tmp_path).steps() == [1])
+        ticks.wait_until(lambda: not sess._saving._saver._busy())
+
+    live_and_die()
+    with ms.MonitoredTrainingSession(toy.init_fn, checkpoint_dir=tmp_path) as sess:
+        assert sess.restored_from == 1
+    of_session = ("monsess-heartbeat", "monsess-saver", "monsess-upkeep")
+    ticks.wait_until(lambda: not [one for one in threading.enumerate() if one.name in of_session])
 
 
 def test_a_half_token_is_nobodys(store, caplog):

@@ -19,8 +19,10 @@ import monsess as ms
 from monsess.records import Follower, Metrics
 from monsess.records.events import Events
 from monsess.records.lines import decode, encode
+from monsess.records.streams import Stream
 from monsess.records.values import Logged
 from monsess.records.writer import Records
+from monsess.storage import Storage
 
 
 def start(step: int, restored: int | None = None, time: float = 0.0) -> dict[str, object]:
@@ -313,6 +315,121 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_keeps_no_half_of_it(tmp_pat
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
 
 
+def test_a_part_that_is_tried_again_holds_the_same_bytes(tmp_path):
+    """One that was given up may reach the store after all, and after a later one."""
+    storage = Storage(f"memory://records-late-{os.getpid()}", tries=1)
+    write, tries = storage.write, []
+
+    def late(name, data):
+        tries.append((name, data))
+        if len(tries) == 1:
+            raise ms.StorageError("no answer")
+        write(name, data)
+
+    storage.write = late
+    stream = Stream(storage, lambda n: f"part-{n}", b"head ")
+    stream.add(b"one ")
+    with pytest.raises(ms.StorageError):
+        stream.flush()
+    stream.add(b"two ")
+    stream.flush()
+    assert stream.size == 0
+    assert tries == [("part-0", b"head one "), ("part-0", b"head one "), ("part-1", b"head two ")]
+
+
+def test_what_is_given_up_while_a_store_is_away_is_no_event(monkeypatch, caplog):
+    """Without the start of its attempt, values of a step would be there twice."""
+    monkeypatch.setattr("monsess.records.streams._MOST_BYTES", 2000)
+    faults = ms.testing.Faults()
+    writer = records("faulty://records-bound", options={"faults": faults})
+    faults.fail("write", times=None)
+    for step in range(1, 200):
+        writer.log(step, Logged({"a": step}))
+    writer.record("checkpoint", 199)
+    assert not writer.flush(30)
+    assert writer._lines.size < 2500
+    faults.heal()
+    assert not writer.flush(30)  # some are lost for good
+    writer.close()
+    metrics = ms.read_metrics("faulty://records-bound", {"faults": faults})
+    assert [event["event"] for event in metrics.events] == ["start", "checkpoint"]
+    kept = [step for step, _ in points(metrics, "a")]
+    assert kept == list(range(1, len(kept) + 1))
+    assert 10 < len(kept) < 199
+    assert "Not all records" in caplog.text
+
+
+def test_what_waits_for_a_store_that_never_answers_is_bounded_in_bytes(monkeypatch, caplog):
+    monkeypatch.setattr("monsess.records.writer._MOST_BYTES", 10_000)
+    faults = ms.testing.Faults()
+    faults.block("list")
+    writer = records("faulty://records-images", options={"faults": faults})
+    for step in range(100):
+        writer.log(step, Logged({"image": ms.summary.Image(jnp.zeros((1, 32, 32, 1), jnp.uint8))}))
+    assert len(writer._waiting) < 15
+    assert "some are lost" in caplog.text
+    writer.close(0.1)
+    faults.heal()
+
+
+def test_a_store_that_did_not_answer_is_not_waited_for_at_every_commit():
+    faults = ms.testing.Faults()
+    writer = records("faulty://records-behind", options={"faults": faults})
+    assert writer.flush(10)
+    faults.block("write")
+    writer.log(1, Logged({"a": 1}))
+    assert not writer.flush(0.2)
+    begun = time.monotonic()
+    assert not writer.flush(30)
+    assert time.monotonic() - begun < 5
+    faults.heal()
+    ticks.wait_until(lambda: writer.flush(10))
+    assert points(ms.read_metrics("faulty://records-behind", {"faults": faults}), "a") == [(1, 1)]
+    writer.close()
+
+
+def test_values_of_all_types_come_to_the_host_in_one_piece():
+    types = [
+        "bfloat16",
+        "float16",
+        "float32",
+        "float8_e5m2",
+        "int4",
+        "uint4",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "uint32",
+    ]
+    logged = Logged({name: jnp.asarray(3, name) for name in types} | {"yes": jnp.asarray(True)})
+    assert len(logged._packages) == 1
+    assert logged.on_host()[0] == {**dict.fromkeys(types, 3), "yes": 1}
+    high = {"u": jnp.uint32(2**32 - 1), "i": jnp.int32(-(2**31)), "f": jnp.float32(0.1), "n": jnp.bfloat16(jnp.nan)}
+    found = Logged(high).on_host()[0]
+    assert math.isnan(found.pop("n"))
+    assert found == {"u": 2**32 - 1, "i": -(2**31), "f": float(np.float32(0.1))}
+
+
+def test_a_tag_that_is_no_utf8_costs_nothing_else(tmp_path, caplog):
+    writer = records(tmp_path, extra=Events("a1"))
+    writer.log(1, Logged({"\ud800 bad": 1.0, "good": 2.0, "note": ms.summary.Text("\ud800")}))
+    writer.log(2, Logged({"good": 3.0}))
+    writer.close()
+    assert points(ms.read_metrics(tmp_path), "good") == [(1, 2.0), (2, 3.0)]
+    assert tensorboards_steps(tmp_path) == {"? bad": [1], "good": [1, 2], "note": [1]}
+    assert "left out" not in caplog.text
+
+
+def tensorboards_steps(folder) -> dict[str, list[int]]:
+    """By tag the steps that TensorBoard's own reader finds."""
+    module = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
+    found = module.EventAccumulator(str(folder), tensor_size_guidance={name: 0 for name in ("scalars", "text")})
+    found.Reload()
+    steps = {tag: [event.step for event in found.Tensors(tag)] for tag in found.Tags()["tensors"]}
+    return {tag: of_tag for tag, of_tag in steps.items() if of_tag}
+
+
 # ---- of a session
 
 
@@ -388,6 +505,39 @@ def test_a_commit_waits_for_the_records_that_led_to_it():
     hooks = [ms.CheckpointSaverHook(save_steps=3, listeners=[Look()])]
     train(url, 9, hooks=hooks, save_checkpoint_secs=None, save_summaries_steps=1)
     assert seen == [list(range(1, 4)), list(range(1, 7)), list(range(1, 10))]
+
+
+def test_another_run_in_the_directory_leaves_nothing_of_the_one_before(tmp_path):
+    for last in (5, 2):
+        with ms.MonitoredTrainingSession(
+            toy.init_fn,
+            data=toy.batches(40),
+            summary_dir=tmp_path,
+            save_summaries_steps=1,
+            hooks=[ms.StopAtStepHook(last_step=last)],
+        ) as sess:
+            if last == 5:
+                sess.log({"initial": 1.0}, step=0)
+            while not sess.should_stop():
+                sess.run(toy.train)
+    metrics = ms.read_metrics(tmp_path)
+    assert "initial" not in metrics.curves
+    assert [step for step, _ in points(metrics, "loss")] == [1, 2]
+    assert len({attempt.start["run_id"] for attempt in metrics.attempts}) == 2
+    shown = tensorboards_steps(tmp_path)
+    assert shown["loss"] == [1, 2]
+    assert "initial" not in shown
+
+
+def test_whoever_loses_patience_while_the_end_waits_leaves_the_directory_free(tmp_path, monkeypatch):
+    def interrupted(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("monsess.recording.Recording.end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, 2)
+    assert not (tmp_path / "owner.json").exists()
+    assert ms.CheckpointStore(tmp_path).steps() == [2]
 
 
 def test_recovery_inside_the_process_starts_anew_from_the_checkpoint(tmp_path):

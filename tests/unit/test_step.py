@@ -64,6 +64,20 @@ def test_narrow_floats_are_reduced_in_float32(engine):
     assert found["brain"] == 3
 
 
+def test_narrow_integers_do_not_overflow(engine):
+    kinds = {"mean": jnp.int8(100), "sum": jnp.uint8(200), "max": jnp.int16(30_000), "wide": jnp.int32(2**30)}
+
+    @ms.eval_step(engine=engine, reduce={"mean": "mean", "sum": "sum", "max": "max", "wide": "mean"})
+    def step(state, batch):
+        return dict(kinds)
+
+    found = run(step, {"x": X})
+    assert found["mean"] == 100
+    assert found["sum"] == 200 * jax.local_device_count()
+    assert (found["max"], found["max"].dtype) == (30_000, np.int16)
+    assert found["wide"] == 2**30
+
+
 @pytest.mark.parametrize("how", ["max", "min", "mean", "sum"])
 def test_nan_on_one_device_is_nan_for_all(engine, how):
     @ms.eval_step(engine=engine, reduce={"loss": how})
