@@ -189,3 +189,18 @@ def remove_directory(filesystem: Any, path: str) -> None:
 
 def _as_it_is(path: str) -> str:
     return path
+
+
+def import_protocol(url: str) -> None:
+    """Import what serves ``url``; no store is asked.
+
+    Raises:
+        ImportError: A package is missing.
+        ValueError: fsspec does not know the protocol.
+    """
+    from fsspec import get_filesystem_class
+
+    for part in url.split("::"):
+        scheme, found, _ = part.partition("://")
+        if found:
+            get_filesystem_class(scheme)

@@ -44,7 +44,7 @@ class Recording:
         self._attempt = saving.attempt
         self._records: Records | None = None
         #: str | None: the directory, whichever process writes there.
-        self.url = url = summary_dir or checkpoint_dir
+        self.url = url = checkpoint_dir if summary_dir is None else summary_dir
         if url is not None and chief:
             options = storage_options
             if checkpoint_dir is not None and _scheme(checkpoint_dir) not in ("", _scheme(url)):
@@ -52,6 +52,7 @@ class Recording:
             extra = Events(self._attempt) if is_available() else None
             check = _weak(saving.raise_if_lost)  # the thread that writes must keep no session alive
             self._records = Records(url, options, self._attempt, extra, check)
+            self._records.require_protocol()
             weakref.finalize(self, self._records.abandon).atexit = False
 
     @property

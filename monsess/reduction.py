@@ -161,7 +161,7 @@ def _summable(leaf: jax.Array, how: Reduction) -> jax.Array:
     return leaf.astype(jnp.int32) if narrow else leaf
 
 
-def _extreme(leaf: jax.Array, how: str, axis_name: str) -> jax.Array:
+def _extreme(leaf: jax.Array, how: Reduction, axis_name: str) -> jax.Array:
     over_devices = jax.lax.pmax if how == "max" else jax.lax.pmin
     wide = _summable(leaf, how)
     value = over_devices(wide, axis_name)

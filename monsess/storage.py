@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from monsess.errors import StorageError
-from monsess.filesystems import FsspecFiles, whole_or_nothing
+from monsess.filesystems import FsspecFiles, import_protocol, whole_or_nothing
 from monsess.localfiles import Digest, Entry, LocalFiles, fsync_dir, pump
 from monsess.log import logger, mask, secrets_of
 from monsess.storage_advice import advice_for
@@ -122,6 +122,18 @@ class Storage:
         self.local_path = _local_path(self.url)
         #: str: the URL as it may be shown to people.
         self.shown = mask(self.local_path or self.url)
+
+    def require_protocol(self) -> None:
+        """Make sure that there is a filesystem for the URL; the store is not asked.
+
+        Raises:
+            StorageError: There is none.
+        """
+        try:
+            if self.local_path is None:
+                import_protocol(self.url)
+        except (ImportError, ValueError) as error:
+            raise self._error("use", "", error) from self._cause(error)
 
     @contextlib.contextmanager
     def patience(self, seconds: float) -> Iterator[None]:

@@ -41,14 +41,14 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def _strict(value: Any) -> Any:
+    if getattr(value, "shape", None) == ():  # of numpy or of the device
+        return _strict(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {str(name): _strict(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(part) for part in value]
-    if getattr(value, "shape", None) == ():  # of numpy or of the device
-        return _strict(value.item())
     return value
 
 

@@ -102,6 +102,14 @@ class Records:
         self._retry_at = 0.0
         self._retry_secs = _RETRY_SECS[0]
 
+    def require_protocol(self) -> None:
+        """Make sure that something serves the URL, without asking the store.
+
+        Raises:
+            StorageError: A package is missing, or the protocol is not known.
+        """
+        self._storage.require_protocol()
+
     @property
     def is_open(self) -> bool:
         """Whether what is recorded is written."""

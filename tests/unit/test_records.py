@@ -424,7 +424,7 @@ def test_a_tag_that_is_no_utf8_costs_nothing_else(tmp_path, caplog):
 def tensorboards_steps(folder) -> dict[str, list[int]]:
     """By tag the steps that TensorBoard's own reader finds."""
     module = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
-    found = module.EventAccumulator(str(folder), tensor_size_guidance={name: 0 for name in ("scalars", "text")})
+    found = module.EventAccumulator(str(folder), tensor_size_guidance=dict.fromkeys(("scalars", "text"), 0))
     found.Reload()
     steps = {tag: [event.step for event in found.Tensors(tag)] for tag in found.Tags()["tensors"]}
     return {tag: of_tag for tag, of_tag in steps.items() if of_tag}
@@ -505,6 +505,16 @@ def test_a_commit_waits_for_the_records_that_led_to_it():
     hooks = [ms.CheckpointSaverHook(save_steps=3, listeners=[Look()])]
     train(url, 9, hooks=hooks, save_checkpoint_secs=None, save_summaries_steps=1)
     assert seen == [list(range(1, 4)), list(range(1, 7)), list(range(1, 10))]
+
+
+@pytest.mark.parametrize(
+    ("summary_dir", "error", "text"),
+    [("", ValueError, "must be a path or a URL"), ("nosuch://x", ms.StorageError, "Check the spelling"),
+     ("s3:/x", ValueError, "slash missing"), (5, TypeError, "summary_dir")],
+)  # fmt: skip
+def test_a_directory_that_can_never_be_written_is_refused_at_once(summary_dir, error, text):
+    with pytest.raises(error, match=text):
+        ms.MonitoredTrainingSession(toy.init_fn, summary_dir=summary_dir)
 
 
 def test_another_run_in_the_directory_leaves_nothing_of_the_one_before(tmp_path):
