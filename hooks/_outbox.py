@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,7 @@ _TRIES = 3
 class Outbox:
     """Makes calls in order; one that fails is tried again, with a warning once, and training never hears of it.
 
-    While none is taken the service is away, and all wait. A call that fails where the next one does not is given up.
+    While none is taken the service is away, and all wait. Calls that fail where a later one does not are given up.
 
     Args:
         service: What is called, for people.
@@ -34,14 +33,14 @@ class Outbox:
         self._dropped = 0
         self._said = False
 
-    def put(self, call: Callable[[], object]) -> None:
-        """Have ``call`` made after those before it; beyond a bound the oldest are given up."""
+    def put(self, call: Callable[[], object], closes: bool = False) -> None:
+        """Have ``call`` made after those before it; it is given up where too many wait, unless it ``closes``."""
         with self._changed:
             if self._closing:
                 return
-            self._calls.append(call)
-            if len(self._calls) > _MOST:
-                del self._calls[2]  # the first ones may be on their way
+            if len(self._calls) < _MOST or closes:
+                self._calls.append(call)
+            else:
                 self._dropped += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="monsess-outbox", daemon=True)
@@ -71,31 +70,40 @@ class Outbox:
                 self._changed.wait_for(lambda: self._calls or self._closing)
                 if not self._calls:
                     return
-                calls, closing = list(itertools.islice(self._calls, 2)), self._closing
-            error = _made(calls[0])
-            if error is None:
-                self._done(1)
-                backoff, failures = self._first_backoff, 0
-                continue
-            self._say(error)
-            failures += 1
-            if (failures >= _TRIES or closing) and len(calls) > 1 and _made(calls[1]) is None:
-                self._dropped += 1  # the service takes others: that call itself is at fault
-                self._done(2)
-                backoff, failures = self._first_backoff, 0
-                continue
-            if closing:
-                return
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing, backoff)
-            backoff = min(backoff * 2, self._most_backoff)
+                if self._closing:
+                    break
+                # After some tries of the first call, each time a further one shows whether the service takes others.
+                ahead = min(failures - _TRIES + 1, len(self._calls) - 1)
+                call, probe = self._calls[0], self._calls[ahead] if ahead > 0 else None
+            error = _made(call)
+            if error is not None:
+                self._say(error)
+                failures += 1
+                if probe is None or _made(probe) is not None:
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._closing, backoff)
+                    backoff = min(backoff * 2, self._most_backoff)
+                    continue
+                self._dropped += ahead  # those before it are at fault themselves
+            self._done(1 if error is None else ahead + 1)
+            backoff, failures = self._first_backoff, 0
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """At the end each call is made once more; its caller waits for as long as it likes."""
+        while self._calls:
+            error = _made(self._calls[0])
+            if error is not None:
+                self._say(error)
+                self._dropped += 1
+            self._done(1)
 
     def _done(self, count: int) -> None:
         with self._changed:
             for _ in range(count):
                 self._calls.popleft()
 
-    def _say(self, error: Exception) -> None:
+    def _say(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
         if not self._said:
             self._said = True
@@ -104,10 +112,10 @@ class Outbox:
             logger.debug("%s: %s", self._service, mask(text))
 
 
-def _made(call: Callable[[], object]) -> Exception | None:
+def _made(call: Callable[[], object]) -> BaseException | None:
     """Why a call failed; None if it did not."""
     try:
         call()
-    except Exception as error:
+    except BaseException as error:  # a library that wants to end the process ends no thread of ours
         return error
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
@@ -57,7 +58,7 @@ class _Tracker(SessionRunHook):
 
     def _close(self, status: str, seconds: float) -> None:
         if self._outbox is not None:
-            self._outbox.put(lambda: self._finish(status))
+            self._outbox.put(lambda: self._finish(status), closes=True)
             self._outbox.close(seconds)
 
     @abstractmethod
@@ -132,7 +133,7 @@ class MLflowHook(_Tracker):
 
     def _write(self, step: int, when: float, scalars: Mapping[str, float]) -> None:
         metric, at = self._mlflow.entities.Metric, int(when * 1000)
-        metrics = [metric(tag, value, at, step) for tag, value in scalars.items()]
+        metrics = [metric(_mlflow_name(tag), value, at, step) for tag, value in scalars.items()]
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run, metrics=metrics[first : first + _MOST_METRICS])
 
@@ -185,6 +186,12 @@ class WandbHook(_Tracker):
 
     def _finish(self, status: str) -> None:
         self._run.finish(exit_code=0 if status == "FINISHED" else 1)
+
+
+def _mlflow_name(tag: str) -> str:
+    """The tag as MLflow takes it, which refuses a whole batch for one name that it does not like."""
+    parts = [part for part in re.sub(r"[^\w.\- /]", "_", tag).split("/") if part.strip(".")]
+    return "/".join(parts)[:250].rstrip("/") or "_"
 
 
 def _required(module: str) -> Any:

@@ -9,6 +9,7 @@ import types
 
 import jax.numpy as jnp
 import pytest
+import ticks
 
 import monsess as ms
 from monsess.hooks._outbox import Outbox
@@ -140,17 +141,47 @@ def test_a_service_that_stays_away_ends_no_run_and_is_said(mlflow, caplog):
     assert "MLflow did not take" in caplog.text
 
 
-def test_a_value_that_the_service_refuses_does_not_hold_up_the_others(mlflow, monkeypatch):
-    monkeypatch.setattr(Outbox.__init__, "__defaults__", ((0.01, 0.02),))
+def test_names_that_mlflow_refuses_are_changed(mlflow):
+    """It would refuse the whole batch."""
 
     class Odd(ms.SessionRunHook):
         def after_run(self, run_context, run_values):
-            if run_context.global_step == 2:
-                run_context.session.log({"odd@": 1.0})
+            run_context.session.log({"odd@": 1.0, "/../a//b\nc": 2.0, "..": 3.0, "x" * 300: 4.0, "fine/a b-c.d": 5.0})
 
-    train(4, ms.MLflowHook(), Odd())
+    train(1, ms.MLflowHook(), Odd())
     (run,) = mlflow.runs.values()
-    assert run.metrics == [("loss", *point) for point in CURVE]
+    assert [name for name, *_ in run.metrics if name != "loss"] == ["odd_", "a/b_c", "_", "x" * 250, "fine/a b-c.d"]
+
+
+def test_calls_that_a_service_refuses_do_not_hold_up_the_others():
+    made = []
+
+    def call(number):
+        if number in (2, 3, 4, 9):
+            raise SystemExit("no") if number == 3 else ValueError("no")
+        made.append(number)
+
+    outbox = Outbox("service", (0.001, 0.002))
+    for number in range(8):
+        outbox.put(lambda number=number: call(number))
+    ticks.wait_until(lambda: made == [0, 1, 5, 6, 7])
+    for number in (8, 9, 10):
+        outbox.put(lambda number=number: call(number))
+    outbox.close(10)
+    assert made == [0, 1, 5, 6, 7, 8, 10]
+
+
+def test_where_too_many_calls_wait_the_last_one_has_its_place(monkeypatch):
+    monkeypatch.setattr("monsess.hooks._outbox._MOST", 5)
+    going, made = threading.Event(), []
+    outbox = Outbox("service")
+    outbox.put(going.wait)
+    for number in range(20):
+        outbox.put(lambda number=number: made.append(number))
+    outbox.put(lambda: made.append("end"), closes=True)
+    going.set()
+    outbox.close(10)
+    assert made == [0, 1, 2, 3, "end"]
 
 
 class FakeWandb(types.ModuleType):
