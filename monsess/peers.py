@@ -31,8 +31,11 @@ _BEAT_SECS = 0.25
 _SILENT_SECS = 2.5
 #: Without such an error, this part of the failure limit: a process that holds Python's lock for seconds is not dead.
 _SILENT_PART = 0.6
+#: Said at this part of it: JAX, which misses two of its heartbeats, may abort this process before it can say more.
+_TOLD_PART = 0.3
 _RAISE_SECS = 2.0
-_LINGER_SECS = 3.0
+#: Longer than others need that find the same and whose training thread is stuck.
+_LINGER_SECS = 5.0
 _PREEMPTION_SECS = 40.0
 _REMEMBERED = 64
 
@@ -58,6 +61,7 @@ class Peers:
         self._ends_at: float | None = None
         self._suspicious = False  # a collective has failed: somebody is gone
         self._unexplained: BaseException | None = None  # the newest error that nobody else is behind
+        self._told_of: set[int] = set()  # peers whose silence people have been told of
         self._dead: set[int] = set()  # peers that were found to be dead, for whom nobody has to wait
         self._give_up_at: float | None = None
         self._give_up_code = 0
@@ -198,7 +202,7 @@ class Peers:
     def say_goodbye(self) -> None:
         """Before this process ends: process 0, which holds the coordination service, lets the others read first."""
         self._try(lambda: self._channel.post(f"gone/{self._channel.index}", ""))
-        deadline = time.monotonic() + min(_LINGER_SECS, self._failure_secs / 4)
+        deadline = time.monotonic() + min(_LINGER_SECS, self._failure_secs / 3)
         while self._channel.index == 0 and time.monotonic() < deadline:
             gone: dict[str, str] = {}
             self._try(lambda: gone.update(self._channel.under("gone")))  # noqa: B023
@@ -317,9 +321,14 @@ class Peers:
             return None
         index, (_, heard) = min(self._beats.items(), key=lambda item: item[1][1])
         silent = now - heard
-        if silent <= (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
-            return None
         _, _, step, doing, *_ = status[index]
+        if silent <= (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
+            if silent > _TOLD_PART * self._failure_secs and index not in self._told_of:
+                self._told_of.add(index)
+                logger.warning(
+                    "process %d has been silent for %.0f s; it was at step %d (%s)", index, silent, step, doing
+                )
+            return None
         text = (
             f"Process {index} has been silent for {silent:.0f} s; it was at step {step} ({doing}). It was killed, or "
             "its machine is gone or stopped. All processes end; start the job again."

@@ -144,7 +144,17 @@ def test_who_is_dead_is_counted_once_and_told_to_all(job, now):
     assert now[0] == begun
     del living[0]._channel.messages["gone/2"]
     living[0].say_goodbye()
-    assert now[0] - begun >= FAILURE / 4  # it waits for process 2, which lives
+    assert now[0] - begun >= FAILURE / 3  # it waits for process 2, which lives
+
+
+def test_a_silence_is_told_once_before_it_counts_as_a_death(job, now, lines):
+    living = job(2)[:1]
+    assert silence(now, living, 0.5 * FAILURE) == [None]
+    told = [line for line in lines() if "silent" in line]
+    assert told == ["process 1 has been silent for 3 s; it was at step 0 (starting)"]
+    (found,) = silence(now, living, 0.3 * FAILURE)
+    assert isinstance(found, ms.PeerFailedError)
+    assert not [line for line in lines() if "silent" in line]
 
 
 def test_one_that_learns_of_a_death_from_another_does_not_wait_for_the_dead(job, now):
