@@ -306,7 +306,7 @@ def called(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.takes_url], ids=lambda c: c.name)
 def test_every_command(command, form, url, store_fails, monkeypatch, caplog, capfd):
     attempt(url, 4, keep=ms.KeepLast(9))
     monkeypatch.setenv("MONSESS_STORAGE_OPTIONS", json.dumps(OPTIONS))

@@ -250,8 +250,43 @@ def test_a_step_that_fails_on_one_only_is_a_difference(job):
         each.all_met()
     one.take_back()
     one.dispatching(1, 222, False)
+    one.progress.waits = True  # for the other one to begin it
     other.under_way()
+    assert [type(found) for found in (*beat(one, other), *beat(one, other))] == [type(None)] * 4
     assert [type(found) for found in beat(one, other)] == [ms.ProcessesDivergedError] * 2
+
+
+def test_what_is_certain_is_no_less_certain_for_being_old(job):
+    one, other = job(2)
+    one.dispatching(1, 111, True)
+    other.dispatching(1, 222, True)
+    assert [type(found) for found in beat(one, other)] == [ms.ProcessesDivergedError] * 2
+
+
+def test_a_telling_from_before_a_program_was_taken_back_is_no_difference(job):
+    """One has fallen back to a program that ran; the other did so too, and its thread that tells has been slow."""
+    one, other = job(2)
+    other.dispatching(1, 111, False)
+    other.progress.waits = True
+    beat(other)
+    one.dispatching(1, 222, False)  # both met again, and this is on its way
+    one.under_way()
+    for _ in range(5):
+        assert watch(one) is None
+    other.take_back()
+    other.dispatching(1, 222, False)
+    other.progress.waits = False
+    assert beat(other, one) == [None, None]
+
+
+def test_one_that_still_compiles_what_another_has_given_up_is_waited_for(job):
+    one, other = job(2)
+    for each in (one, other):
+        each.dispatching(1, 111, False)
+    one.take_back()
+    one.dispatching(1, 222, True)  # it ran before
+    for _ in range(5):
+        assert beat(one, other) == [None, None]
 
 
 def test_blame_that_finds_nobody_suspects_nobody(job, now):
