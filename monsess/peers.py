@@ -31,8 +31,11 @@ _BEAT_SECS = 0.25
 _SILENT_SECS = 2.5
 #: Without such an error, this part of the failure limit: a process that holds Python's lock for seconds is not dead.
 _SILENT_PART = 0.6
+#: Said at this part of it: JAX, which misses two of its heartbeats, may abort this process before it can say more.
+_TOLD_PART = 0.3
 _RAISE_SECS = 2.0
-_LINGER_SECS = 3.0
+#: Longer than others need that find the same and whose training thread is stuck.
+_LINGER_SECS = 5.0
 _PREEMPTION_SECS = 40.0
 _REMEMBERED = 64
 
@@ -58,6 +61,7 @@ class Peers:
         self._ends_at: float | None = None
         self._suspicious = False  # a collective has failed: somebody is gone
         self._unexplained: BaseException | None = None  # the newest error that nobody else is behind
+        self._told_of: set[int] = set()  # peers whose silence people have been told of
         self._dead: set[int] = set()  # peers that were found to be dead, for whom nobody has to wait
         self._give_up_at: float | None = None
         self._give_up_code = 0
@@ -66,7 +70,7 @@ class Peers:
         self._beat = 0
         self._met_at_end = False
         self._beats: dict[int, tuple[int, float]] = {}  # of each peer: the newest beat, and when it was first seen
-        self._doubted: dict[int, int] = {}  # peers that seem to miss a call: the beat that first told so
+        self._doubted: dict[tuple[str, int], int] = {}  # what a peer seems to miss: the beat that first told so
         self._moved = time.monotonic()
         self._seen: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._watch, name="monsess-peers", daemon=True)
@@ -198,7 +202,7 @@ class Peers:
     def say_goodbye(self) -> None:
         """Before this process ends: process 0, which holds the coordination service, lets the others read first."""
         self._try(lambda: self._channel.post(f"gone/{self._channel.index}", ""))
-        deadline = time.monotonic() + min(_LINGER_SECS, self._failure_secs / 4)
+        deadline = time.monotonic() + min(_LINGER_SECS, self._failure_secs / 3)
         while self._channel.index == 0 and time.monotonic() < deadline:
             gone: dict[str, str] = {}
             self._try(lambda: gone.update(self._channel.under("gone")))  # noqa: B023
@@ -306,8 +310,8 @@ class Peers:
                 self._beats[index] = (beat, now)
             if rest[7]:
                 self.end_soon(rest[7])
-            found = self._compare(index, *rest[:5]) or self._compare_endings(index, rest[0], rest[6])
-            found = found or self._compare_calls(index, beat, rest)
+            found = self._compare(index, *rest[:4]) or self._compare_programs(index, beat, rest[4], rest[5])
+            found = found or self._compare_endings(index, rest[0], rest[6]) or self._compare_calls(index, beat, rest)
             if found is not None:
                 return found
         return self._look_for_silence(status, now) or self._look_for_a_stall(status, now)
@@ -317,9 +321,14 @@ class Peers:
             return None
         index, (_, heard) = min(self._beats.items(), key=lambda item: item[1][1])
         silent = now - heard
-        if silent <= (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
-            return None
         _, _, step, doing, *_ = status[index]
+        if silent <= (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
+            if silent > _TOLD_PART * self._failure_secs and index not in self._told_of:
+                self._told_of.add(index)
+                logger.warning(
+                    "process %d has been silent for %.0f s; it was at step %d (%s)", index, silent, step, doing
+                )
+            return None
         text = (
             f"Process {index} has been silent for {silent:.0f} s; it was at step {step} ({doing}). It was killed, or "
             "its machine is gone or stopped. All processes end; start the job again."
@@ -342,9 +351,7 @@ class Peers:
             f"furthest behind: step {step}, {doing}.{late}"
         )
 
-    def _compare(
-        self, index: int, dispatched: int, step: int, doing: str, left: int | None, programs: list[list[Any]]
-    ) -> MonsessError | None:
+    def _compare(self, index: int, dispatched: int, step: int, doing: str, left: int | None) -> MonsessError | None:
         own = self.progress
         if _went_on(own.left, left, dispatched) or _went_on(left, own.left, own.dispatched):
             here = own.left is not None and (left is None or own.left < left)  # this process left first
@@ -355,16 +362,40 @@ class Peers:
                 "ends the loop has to be the same on all processes: ask with request_stop(), which all hear, instead "
                 "of break. Nothing is saved at this end."
             )
-        mine = {number: (program, sure) for number, program, sure in self._programs}
-        for number, theirs, surely in programs:
-            program, sure = mine.get(number, (theirs, True))
-            if program != theirs and (sure or surely):  # else they meet, or it fails and both try another one
-                return ProcessesDivergedError(
-                    f"The processes run different programs: at dispatch {number} process {index} did not do what "
-                    f"process {self._channel.index} did. Every train step, eval step and run_without_hooks has to be "
-                    "called by all processes, in the same order and with batches of the same shape."
-                )
         return None
+
+    def _compare_programs(self, index: int, beat: int, programs: list[list[Any]], waits: bool) -> MonsessError | None:
+        """Whether another process dispatched, or waits for all to dispatch, what this one did not.
+
+        A program that is compiled for the first time may still fail, on all processes alike, one of which has gone on
+        to another one by then. So it counts only where its process waits for the others to begin it, which will not
+        come, and only if that is told again: what is read may be from before it was taken back.
+        """
+        own_waits = self.progress.waits
+        mine = {number: (program, sure) for number, program, sure in self._programs}
+        pairs = [(number, theirs, surely, *mine.get(number, (theirs, True))) for number, theirs, surely in programs]
+        differing = [
+            (number, sure and surely)
+            for number, theirs, surely, program, sure in pairs
+            if program != theirs and (sure or surely) and (sure or own_waits) and (surely or waits)
+        ]
+        if not self._persists("program", index, beat, bool(differing)) and not any(certain for _, certain in differing):
+            return None
+        return ProcessesDivergedError(
+            f"The processes run different programs: at dispatch {differing[0][0]} process {index} did not do what "
+            f"process {self._channel.index} did. Every train step, eval step and run_without_hooks has to be called by "
+            "all processes, in the same order and with batches of the same shape."
+        )
+
+    def _persists(self, what: str, index: int, beat: int, seems_so: bool) -> bool:
+        """Whether something that process ``index`` tells was so before; the first telling may have been composed early.
+
+        The second may have been as well, by a thread that was held up, but then was composed after the first was read.
+        """
+        if not seems_so:
+            self._doubted.pop((what, index), None)
+            return False
+        return beat > self._doubted.setdefault((what, index), beat) + 1
 
     def _compare_endings(self, index: int, dispatched: int, ended: int | None) -> MonsessError | None:
         own = self.progress
@@ -378,11 +409,8 @@ class Peers:
         own = Place(own_at, self.progress.joint, f"process {self._channel.index} ({self.progress.doing})")
         call = JointCall(number, (at[0], at[1]), what)
         found = difference(own, Place(position(dispatched, left, ended), call, f"process {index} ({doing})"))
-        if found is None:
-            self._doubted.pop(index, None)
-            return None
         # Only what it tells again: the first may be from before a program that it has taken back since.
-        return None if self._doubted.setdefault(index, beat) == beat else ProcessesDivergedError(found)
+        return ProcessesDivergedError(str(found)) if self._persists("call", index, beat, found is not None) else None
 
     def ended_differently(self, index: int, dispatched: int) -> ProcessesDivergedError:
         """The error where process ``index`` has run another number of programs at the end."""

@@ -109,7 +109,8 @@ class _Handlers:
             return
         self._interrupts = 0
         for number in EXIT_CODES:
-            self._previous[number] = signal.signal(number, self._handle)
+            if signal.getsignal(number) != signal.SIG_IGN:  # a job in the background of a shell ignores Ctrl-C
+                self._previous[number] = signal.signal(number, self._handle)
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         self._wakeup = (reader, writer)

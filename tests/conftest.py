@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 
 import pytest
 from report import (  # noqa: F401 - hooks
@@ -17,6 +18,9 @@ from report import (  # noqa: F401 - hooks
 from monsess.testing import emulate_devices
 
 emulate_devices(4)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background; what tests start would not hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

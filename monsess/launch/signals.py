@@ -13,7 +13,7 @@ from monsess.launch.attempt import Events, Signalled
 
 @contextlib.contextmanager
 def delivered(events: Events) -> Iterator[None]:
-    """Have SIGINT and SIGTERM, and SIGHUP as SIGTERM, put into ``events`` inside the block.
+    """Have SIGINT and SIGTERM, and SIGHUP as SIGTERM, put into ``events`` inside the block, unless they are ignored.
 
     Outside the main thread, where Python allows no handler, this does nothing.
     """
@@ -24,10 +24,9 @@ def delivered(events: Events) -> Iterator[None]:
     def put(number: int, frame: FrameType | None) -> None:
         events.put(Signalled(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM))
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, put) for number in numbers}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup, a shell's background
+    before = {number: signal.signal(number, put) for number in heard}
     try:
         yield
     finally:

@@ -103,10 +103,10 @@ def _run(number, seed, scratch, straight, moments):
     os.mkdir(last.folder)
     said = [f"MONSESS_SEED={seed}, run {number}: {last}"]
     try:
-        kills = 0
+        kills, nearer = 0, 1.0
         wanted = chance.choice([1, 1, 2, 3])
         for _ in range(wanted + 5):  # an attempt may end before its moment has come, if the machine was faster
-            moment = _moment(chance, straight)
+            moment = nearer * _moment(chance, straight)
             before = len(phases(last.folder))
             status = attempt_in_new_process(last, kill_after=moment)
             assert status in (0, SIGKILLED), f"ended with {status}"
@@ -120,6 +120,7 @@ def _run(number, seed, scratch, straight, moments):
             elif kills == 0:
                 shutil.rmtree(last.folder)  # nothing was killed: once more from the beginning
                 os.mkdir(last.folder)
+                nearer *= 0.6
             if kills >= wanted or (kills and status == 0):
                 break
         assert kills, "every attempt had ended before its moment"

@@ -205,7 +205,8 @@ def test_a_process_that_is_stopped_counts_as_lost(cluster, trained, table, proce
     assert other.at - at < LIMIT, outputs(job.over)
     assert other.code != 0, outputs(job.over)
     if process == 1:
-        assert "PeerFailedError: Process 1 has been silent for " in other.output, outputs(job.over)
+        # Between them JAX may abort the process, by the phase of its heartbeats.
+        assert "rocess 1 has been silent for " in other.output, outputs(job.over)
     assert committed_before(fault, ms.CheckpointStore(str(url)).steps(), job.over)
 
 

@@ -141,7 +141,7 @@ def test_one_that_never_comes_is_named_by_all(members, tmp_path):
         assert f"process {index} of 3 waits for process 1: " in text
         assert f"ClusterError: Process {index} of 3 waited " in text.splitlines()[-1]
         assert "for process 1 in vain" in text.splitlines()[-1]
-        assert member.seconds < 25
+        assert member.seconds < 40
     records = read_records(str(tmp_path / "failures"))
     assert sorted(records) == [0, 2]
     assert "for process 1 in vain" in records[0].error
@@ -153,7 +153,7 @@ def test_where_jax_finds_the_others_the_wait_has_a_limit_too(members, index):
     text = member.ended(1)
     assert f"process {index} of 3 waits for the other 2 to join; JAX does not say who is missing: " in text
     assert f"Process {index} of 3 waited 3 s (start_timeout_secs)" in text.splitlines()[-1]
-    assert member.seconds < 25
+    assert member.seconds < 40
 
 
 def test_whoever_catches_the_error_of_a_join_still_fails(members):
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_the_wait_at_once(members, environ):
     member = members.start(IN_VAIN.format(60), environ(free_address(), 0)).wrote(" waits for ")
     before = member.seconds
     assert "KeyboardInterrupt" in member.send(signal.SIGINT).ended(None)
-    assert member.seconds - before < 5
+    assert member.seconds - before < 15
 
 
 def test_a_straggler_of_an_older_attempt_cannot_join(members):
@@ -246,7 +246,7 @@ def test_sigterm_ends_a_process_that_has_joined(members, wait):
         member.wrote("here")
         before = member.seconds
         assert member.send(signal.SIGTERM).ended(143).splitlines()[-1] == "finally"
-        assert member.seconds - before < 5
+        assert member.seconds - before < 15
 
 
 def test_sigterm_while_jax_looks_for_its_devices_is_not_lost(members):
@@ -268,7 +268,7 @@ ms.Server(start_timeout_secs=80)
     for member in reversed(pair):
         before = member.seconds
         member.send(signal.SIGTERM).ended(143)
-        assert member.seconds - before < 5
+        assert member.seconds - before < 15
 
 
 def test_a_handler_of_ones_own_stays(members):

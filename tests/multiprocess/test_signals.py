@@ -255,13 +255,14 @@ def test_the_first_ctrl_c_is_a_clean_stop(cluster, straight, process):
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_second_ctrl_c_aborts(cluster, process):
     url = cluster.folder("aborted") / "checkpoints"
-    events = [Event(process, "after_run", "int", step=4), Event(process, "before_run", "int", step=4)]
+    waits = Event(None, "body", "sleep", step=3, seconds=5)  # until the checkpoint of step 3 is committed
+    events = [waits, Event(process, "after_run", "int", step=4), Event(process, "before_run", "int", step=4)]
     ended = cluster.run(2, url=str(url), steps=LAST, events=events)
     assert ended[process].error.startswith("KeyboardInterrupt"), outputs(ended)
     assert ended[process].code == 130, outputs(ended)
     assert ended[1 - process].code != 0, outputs(ended)
     assert f"Process {process} failed at step " in ended[1 - process].output, outputs(ended)
-    assert max(one.at for one in ended) - ended[process].events[1][0] < 15
+    assert max(one.at for one in ended) - ended[process].events[2][0] < 15
     assert ms.CheckpointStore(str(url)).steps() == [3]
 
 
@@ -345,6 +346,20 @@ def test_people_are_told_from_another_thread(caplog):
         while not (told := [one for one in caplog.records if "SIGTERM: stopping cleanly" in one.message]):
             time.sleep(0.01)
     assert [one.threadName for one in told] == ["monsess-signals"]
+
+
+def test_an_ignored_signal_stays_ignored():
+    """A shell starts a job in the background so, and its Ctrl-C is meant for another program."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as sess:
+            signal.raise_signal(signal.SIGINT)
+            assert not sess.should_stop()
+            signal.raise_signal(signal.SIGTERM)
+            assert sess.should_stop()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.timeout(30)

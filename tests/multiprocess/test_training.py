@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 
 import numpy as np
@@ -186,8 +187,8 @@ def test_a_step_on_some_devices_is_refused(cluster, devices, engine):
 
 @pytest.mark.slow
 def test_processes_with_different_numbers_of_devices_are_refused(cluster):
-    for one in cluster.run(2, (1, 2)):
-        assert one.code == 1
-        assert one.error == (
-            "ClusterError: Every process of a job needs the same number of devices, found process 0: 1, process 1: 2."
-        )
+    refusal = "ClusterError: Every process of a job needs the same number of devices, found process 0: 1, process 1: 2."
+    ended = cluster.run(2, (1, 2))
+    for one in ended:
+        assert one.code in (1, -signal.SIGABRT), outputs(ended)  # outside a session JAX may abort who ends second
+        assert refusal in one.output, outputs(ended)

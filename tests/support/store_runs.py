@@ -140,7 +140,7 @@ OUTAGES = {
     "refuses": Outage(lambda store: store.kill(), OUTAGE_SECS, lambda store: store.start(wait=False)),
     "silent": Outage(lambda store: store.pause(), OUTAGE_SECS, lambda store: store.go_on()),
     "silent and given up": Outage(
-        lambda store: store.pause(), OUTAGE_SECS, lambda store: store.go_on(), OUTAGE_SECS / 5
+        lambda store: store.pause(), OUTAGE_SECS, lambda store: store.go_on(), OUTAGE_SECS / 3
     ),
 }
 

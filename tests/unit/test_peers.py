@@ -144,7 +144,17 @@ def test_who_is_dead_is_counted_once_and_told_to_all(job, now):
     assert now[0] == begun
     del living[0]._channel.messages["gone/2"]
     living[0].say_goodbye()
-    assert now[0] - begun >= FAILURE / 4  # it waits for process 2, which lives
+    assert now[0] - begun >= FAILURE / 3  # it waits for process 2, which lives
+
+
+def test_a_silence_is_told_once_before_it_counts_as_a_death(job, now, lines):
+    living = job(2)[:1]
+    assert silence(now, living, 0.5 * FAILURE) == [None]
+    told = [line for line in lines() if "silent" in line]
+    assert told == ["process 1 has been silent for 3 s; it was at step 0 (starting)"]
+    (found,) = silence(now, living, 0.3 * FAILURE)
+    assert isinstance(found, ms.PeerFailedError)
+    assert not [line for line in lines() if "silent" in line]
 
 
 def test_one_that_learns_of_a_death_from_another_does_not_wait_for_the_dead(job, now):
@@ -240,8 +250,43 @@ def test_a_step_that_fails_on_one_only_is_a_difference(job):
         each.all_met()
     one.take_back()
     one.dispatching(1, 222, False)
+    one.progress.waits = True  # for the other one to begin it
     other.under_way()
+    assert [type(found) for found in (*beat(one, other), *beat(one, other))] == [type(None)] * 4
     assert [type(found) for found in beat(one, other)] == [ms.ProcessesDivergedError] * 2
+
+
+def test_what_is_certain_is_no_less_certain_for_being_old(job):
+    one, other = job(2)
+    one.dispatching(1, 111, True)
+    other.dispatching(1, 222, True)
+    assert [type(found) for found in beat(one, other)] == [ms.ProcessesDivergedError] * 2
+
+
+def test_a_telling_from_before_a_program_was_taken_back_is_no_difference(job):
+    """One has fallen back to a program that ran; the other did so too, and its thread that tells has been slow."""
+    one, other = job(2)
+    other.dispatching(1, 111, False)
+    other.progress.waits = True
+    beat(other)
+    one.dispatching(1, 222, False)  # both met again, and this is on its way
+    one.under_way()
+    for _ in range(5):
+        assert watch(one) is None
+    other.take_back()
+    other.dispatching(1, 222, False)
+    other.progress.waits = False
+    assert beat(other, one) == [None, None]
+
+
+def test_one_that_still_compiles_what_another_has_given_up_is_waited_for(job):
+    one, other = job(2)
+    for each in (one, other):
+        each.dispatching(1, 111, False)
+    one.take_back()
+    one.dispatching(1, 222, True)  # it ran before
+    for _ in range(5):
+        assert beat(one, other) == [None, None]
 
 
 def test_blame_that_finds_nobody_suspects_nobody(job, now):
