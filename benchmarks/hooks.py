@@ -169,13 +169,13 @@ def transfers() -> Iterator[Callable[[Callable[[], int]], dict[tuple[str, int], 
         return counts
 
     plain = {name: getattr(np, name) for name in ("asarray", "array")}
-    array._value = property(read)
+    array._value = property(read)  # pyright: ignore[reportAttributeAccessIssue]
     for name, function in plain.items():
         setattr(np, name, noted(function))
     try:
         yield of
     finally:
-        array._value = value
+        array._value = value  # pyright: ignore[reportAttributeAccessIssue]
         for name, function in plain.items():
             setattr(np, name, function)
 
