@@ -15,15 +15,20 @@ class Phase(NamedTuple):
     Args:
         kind: "input", "device", "processes", "save", "store", "compile", "hook", "loop" or "debugger".
         text: In words, for people.
+        starting: Whether a run is started again after an error, and that is part of it.
     """
 
     kind: str
     text: str
+    starting: bool = False
 
 
+_RECOVERS = ("monsess.recovery", "Restarts._recover")
 #: The innermost frame whose module (or package) and function match says what a thread does; "" stands for any function.
 _KINDS = (
     ("bdb", "", "debugger", "in a debugger"),
+    ("pdb", "", "debugger", "in a debugger"),  # after an error: pdb.post_mortem
+    ("pydevd", "do_wait_suspend", "debugger", "in a debugger"),  # that of VS Code and PyCharm
     ("monsess.prefetch", "", "input", "waiting for the next batch of the input"),
     ("monsess.source", "", "input", "reading the next batch of the input"),
     ("monsess.feeding", "", "input", "waiting for the next batch of the input"),
@@ -40,7 +45,7 @@ _KINDS = (
     ("monsess.dispatch", "", "device", "waiting for the devices"),
     ("monsess.peers", "", "device", "waiting for the devices"),
     ("monsess.watch", "", "device", "waiting for values of the devices"),
-    ("monsess.recovery", "Restarts._recover", "loop", "starting again after an error"),
+    (*_RECOVERS, "loop", "starting again after an error"),
     ("monsess.coordinator", "Coordinator.join", "loop", "waiting for the coordinator's threads to end"),
 )
 #: Where hooks are called, and how the method is called there.
@@ -56,7 +61,7 @@ def phase_of(frame: FrameType | None) -> Phase:
     if frame is None:
         return Phase("loop", "the thread that trains has ended")
     found: Phase | None = None
-    hook = None
+    hook, starting = None, False
     where = place_of(frame)
     one: FrameType | None = frame
     while one is not None:
@@ -67,6 +72,7 @@ def phase_of(frame: FrameType | None) -> Phase:
             called = one.f_locals
             hook = f"{type(called.get('hook')).__qualname__}.{called.get(_CALLS[module, function])}"
             break
+        starting = starting or (module, function) == _RECOVERS
         one = one.f_back
     if hook is not None:
         return (
@@ -74,7 +80,7 @@ def phase_of(frame: FrameType | None) -> Phase:
             if found is None
             else found._replace(text=f"{found.text}, for hook {hook}")
         )
-    return found or Phase("loop", f"in the program's own code ({where})")
+    return (found or Phase("loop", f"in the program's own code ({where})"))._replace(starting=starting)
 
 
 def _found(module: str, function: str, frame: FrameType) -> Phase | None:

@@ -166,7 +166,13 @@ class GoodputHook(SessionRunHook):
         """Find out what was lost, if anything."""
         now = clock.monotonic()
         loaded, self._loaded = self._loaded, None
-        before = _Account.empty() if loaded is None else _Account.of(loaded)
+        before = _Account.empty()
+        if loaded is not None:
+            try:
+                before = _Account.of(loaded)
+            except (KeyError, TypeError, ValueError) as error:  # of another version of this hook, say
+                logger.warning("The account of the checkpoint cannot be read (%r), and begins anew.", error)
+                loaded = None
         if session.recoveries:
             reached = {"step": self._seen, "wall": self._base.wall + self._told, "down": self._base.parts["down"]}
             reached |= {"lost_steps": self._base.lost_steps, "restarts": self._base.restarts}

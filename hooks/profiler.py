@@ -45,7 +45,8 @@ class ProfilerHook(SessionRunHook):
         options: `jax.profiler.ProfileOptions`; its ``python_tracer_level = 0`` makes small traces.
 
     Raises:
-        ValueError: None or several of the cadences, a value that is no such number, or no such pair.
+        ValueError: None or several of the cadences, a value that is no such number, pair or options, or ``num_steps``
+            with a ``window``.
 
     Example:
         >>> import monsess as ms
@@ -79,6 +80,10 @@ class ProfilerHook(SessionRunHook):
             )
         self._every = 0 if save_steps is None else check_steps("save_steps", save_steps)
         self._num_steps = check_steps("num_steps", num_steps)
+        if window is not None and self._num_steps > 1:
+            raise ValueError(f"num_steps={num_steps} was given with a window, which says itself how many steps it has.")
+        if not (options is None or isinstance(options, jax.profiler.ProfileOptions)):
+            raise ValueError(f"invalid options={options!r}: expected a jax.profiler.ProfileOptions, or None.")
         self._own = None if output_dir is None else Storage(output_dir, storage_options)
         self._options = options
         #: list of str: where the traces of this process lie that have been stored so far.

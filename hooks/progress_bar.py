@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
@@ -130,14 +131,22 @@ class ProgressBarHook(SessionRunHook):
         if self._display is None:  # only now: the first run, which compiles, says nothing of the rate
             self._display = self._open(step, at, total)
         texts = [f"{label}={value:.4g}" for label, value in zip(self._labels, values, strict=False)]
-        self._display.show(step, at, total, ", ".join(texts))
+        try:
+            self._display.show(step, at, total, ", ".join(texts))
+        except (OSError, ValueError) as error:  # a full disk behind it, a character that it does not know
+            self._shows = False
+            self._close()
+            logger.warning("ProgressBarHook: the progress is not shown any more, stderr refuses it: %s", error)
+            return
         self._due_at = clock.monotonic() + self._display.secs
 
     def _open(self, step: int, at: float, total: int | None) -> _Display:
         stream = sys.stderr
-        if stream is not None and stream.isatty():
+        if _is_terminal(stream):
             try:
                 return _bar(stream, step, total, self._refresh_secs)
+            except (OSError, ValueError) as error:
+                logger.info("The progress is shown line by line: no bar can be drawn on stderr: %s", error)
             except ImportError:
                 logger.info('The progress is shown line by line: a bar needs tqdm. pip install "monsess[tqdm]"')
         return _Lines(step, at, self._line_secs)
@@ -208,7 +217,7 @@ def _bar(stream: TextIO, step: int, total: int | None, secs: float) -> _Display:
             self._tqdm: Any = Quiet(
                 initial=step, total=total, unit="step", file=stream, mininterval=0, miniters=0, leave=True, **width
             )
-            self._clears = _ClearsLine(self._tqdm.clear)
+            self._clears = _ClearsLine(self._tqdm)
             logger.handlers.insert(0, self._clears)  # before the handlers that write
 
         def show(self, step: int, at: float, total: int | None, text: str) -> None:
@@ -220,9 +229,18 @@ def _bar(stream: TextIO, step: int, total: int | None, secs: float) -> _Display:
         def close(self) -> None:
             if self._clears in logger.handlers:
                 logger.handlers.remove(self._clears)
-            self._tqdm.close()
+            with contextlib.suppress(OSError, ValueError):
+                self._tqdm.close()
 
     return Bar()
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether that is what ``sys.stderr`` is: it may be anything that can be written to, or None, or closed."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
 
 
 def _columns(stream: TextIO) -> int:
@@ -235,12 +253,13 @@ def _columns(stream: TextIO) -> int:
 class _ClearsLine(logging.Handler):
     """Takes the bar away for a line of the log, which is written where it was; the bar is drawn anew below it."""
 
-    def __init__(self, clear: Callable[[], None]) -> None:
+    def __init__(self, bar: Any) -> None:
         super().__init__()
-        self._clear = clear
+        self._bar = bar
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._clear()
+        with contextlib.suppress(OSError, ValueError):  # whoever logs has nothing to do with it
+            self._bar.clear()
 
 
 def _labels_and_fetches(values: Any) -> tuple[tuple[str, ...], Any]:
@@ -253,7 +272,7 @@ def _labels_and_fetches(values: Any) -> tuple[tuple[str, ...], Any]:
     if isinstance(values, Mapping):
         labels, fetches = tuple(map(str, values)), tuple(values.values())
     else:
-        fetches = tuple(values)
+        fetches = tuple(values) if isinstance(values, Iterable) else (values,)
         labels = tuple(map(str, fetches))
     for fetch in fetches:
         flat_fetches("values", fetch)

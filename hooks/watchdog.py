@@ -43,7 +43,8 @@ class WatchdogHook(SessionRunHook):
     Args:
         timeout_secs: Seconds without progress, above 0. Choose more than the longest step, evaluation outside of
             steps, and save take.
-        startup_timeout_secs: The same until the first step is done, and while a program is compiled, above 0.
+        startup_timeout_secs: The same until the first step is done, while a program is compiled, and while a run is
+            started again after an error, above 0.
 
     Raises:
         ValueError: A value that is no length of time.
@@ -124,7 +125,7 @@ class WatchdogHook(SessionRunHook):
         if phase.kind == "debugger":
             self._since = now
             return None
-        starting = phase.kind == "compile" or session.global_step == self._start_step
+        starting = phase.kind == "compile" or phase.starting or session.global_step == self._start_step
         limit, name = (self._startup, "startup_timeout_secs") if starting else (self._timeout, "timeout_secs")
         waits = session.process_count > 1 and phase.kind in ("device", "processes")
         if stalled < limit + (min(_OTHERS_SECS, limit / 2) if waits else 0.0):

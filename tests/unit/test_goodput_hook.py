@@ -273,6 +273,13 @@ class TestRestarts:
 
 
 class TestNote:
+    @pytest.mark.parametrize("state", [{}, {"totals": {}}, {"totals": [], "hooks": {}, "lost_steps": 0, "restarts": 0}])
+    def test_a_state_that_cannot_be_read_is_no_obstacle(self, tmp_path, clock, lines, state):
+        attempt = Attempt(tmp_path, clock, restored=state, step=5)
+        attempt.run(2)
+        assert attempt.hook.totals == some(step=1, loop=1)
+        assert any("The account of the checkpoint cannot be read" in line for line in lines())
+
     def test_as_of_the_newest_step_on_a_local_path(self, tmp_path, clock):
         attempt = Attempt(tmp_path, clock)
         for step in range(1, 8):

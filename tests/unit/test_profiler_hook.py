@@ -78,6 +78,14 @@ class TestSchedule:
             ms.ProfilerHook(window=window)
 
     @conforms("BH-086")
+    def test_steps_of_a_window_are_given_once(self):
+        with pytest.raises(ValueError, match="num_steps=3 was given with a window"):
+            ms.ProfilerHook(window=(3, 4), num_steps=3)
+
+    def test_options_are_those_of_jax(self):
+        with pytest.raises(ValueError, match="invalid options="):
+            ms.ProfilerHook(save_steps=5, options={"python_tracer_level": 0})
+
     def test_the_first_run_is_not_traced(self, tmp_path):
         kept = run(ms.ProfilerHook(save_steps=1, output_dir=tmp_path, options=SMALL), runs=2)
         assert kept == [[], ["step_2"]]

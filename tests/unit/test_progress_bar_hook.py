@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -152,6 +153,10 @@ class TestLines:
         self.run(session, clock, 2)
         assert shown(lines) == ["step 41/60 (68.3 %), loss=0.02439"]
 
+    def test_values_are_names(self):
+        with pytest.raises(ValueError, match="invalid values: 5"):
+            ms.ProgressBarHook(5)
+
     @pytest.mark.parametrize("argument", ["refresh_secs", "line_secs", "total"])
     def test_numbers_are_checked(self, argument):
         with pytest.raises(ValueError, match=argument):
@@ -210,7 +215,7 @@ def in_terminal(script, columns=100, signalled=None):
         while process.poll() is None or select.select([leader], [], [], 0)[0]:
             if select.select([leader], [], [], 0.1)[0]:
                 raw += os.read(leader, 65536)
-            if signalled is not None and b"20/" in raw:
+            if signalled is not None and re.search(rb" [2-9]\d/", raw):  # the bar need not show every step
                 process.send_signal(signalled)
                 signalled = None
     finally:
@@ -252,6 +257,47 @@ class TestAlmostTerminal:
         assert screen.rows[-1] == "Traceback"
         assert bar < len(screen.rows) - 1
         assert "loss=" in screen.rows[bar]
+
+    @pytest.mark.parametrize("kind", ["no isatty", "closed", "full", "full at once", "narrow characters"])
+    def test_whatever_stderr_is_the_training_goes_on(self, monkeypatch, kind):
+        """A bar is worth a warning, and never a training."""
+
+        class Writes:
+            def write(self, text):
+                return len(text)
+
+            def flush(self):
+                pass
+
+        class Full(FakeTerminal):
+            room = 0 if kind == "full at once" else 2
+
+            def write(self, text):
+                self.room -= bool(text)
+                if self.room < 0:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return super().write(text)
+
+        class Narrow(FakeTerminal):
+            encoding = "ascii"
+
+            def write(self, text):
+                text.encode("ascii")
+                return super().write(text)
+
+        closed = io.StringIO()
+        closed.close()
+        stream = {"no isatty": Writes(), "closed": closed, "narrow characters": Narrow()}.get(kind, Full())
+        monkeypatch.setattr(sys, "stderr", stream)
+        handlers = list(logging.getLogger("monsess").handlers)
+        bar = ms.ProgressBarHook({"\u03bb": "loss"}, refresh_secs=0.001)
+        with ms.MonitoredTrainingSession(
+            toy.init_fn, data=toy.batches(6), hooks=[bar], log_step_count_steps=None
+        ) as sess:
+            while not sess.should_stop():
+                sess.run(toy.train)
+        toy.assert_same_bits(sess.state_copy(), toy.straight(6))
+        assert logging.getLogger("monsess").handlers == handlers
 
     def test_without_tqdm_there_are_lines(self, monkeypatch, clock, lines):
         monkeypatch.setattr(sys, "stderr", FakeTerminal())

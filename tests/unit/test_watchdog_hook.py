@@ -154,6 +154,52 @@ class TestPhases:
         over.set()
         assert phase.text.startswith("in hook TestPhases.test_hook_and_what_it_calls.<locals>.Waits.after_run (")
 
+    @pytest.mark.parametrize(("module", "function"), [("bdb", "stop"), ("pdb", "stop"), ("pydevd", "_do_wait_suspend")])
+    def test_debuggers(self, module, function):
+        over = threading.Event()
+        names = {"__name__": module, "over": over}
+        exec(f"def {function}():\n    over.wait(30)", names)
+        phase = self.seen(names[function], lambda phase: phase.kind == "debugger")
+        over.set()
+        assert phase.text == "in a debugger"
+
+    def test_starting_again_after_an_error(self, tmp_path, monkeypatch):
+        """A restore may take longer than a step; that of a session's beginning is not watched at all."""
+        over, restoring = threading.Event(), threading.Event()
+
+        class Fails(ms.SessionRunHook):
+            failed = False
+
+            def after_run(self, run_context, run_values):
+                if not self.failed:
+                    self.failed = True
+                    raise OSError("planned")
+
+        def slow(state, *rest):
+            if fails.failed:
+                restoring.set()
+                over.wait(30)
+            return state
+
+        fails = Fails()
+
+        def train():
+            with ms.MonitoredTrainingSession(
+                lambda: slow(toy.init_fn()),
+                data=toy.batches(3),
+                hooks=[fails],
+                recovery=ms.Recovery(
+                    is_transient=lambda error: isinstance(error, OSError), backoff_secs=0, allow_reinit=True
+                ),
+                log_step_count_steps=None,
+            ) as sess:
+                while not sess.should_stop():
+                    sess.run(toy.train)
+
+        phase = self.seen(train, lambda phase: phase.starting and restoring.is_set())
+        over.set()
+        assert phase.starting
+
     def test_no_thread(self):
         assert phase_of(None).text == "the thread that trains has ended"
 
