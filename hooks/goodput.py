@@ -170,7 +170,7 @@ class GoodputHook(SessionRunHook):
         if loaded is not None:
             try:
                 before = _Account.of(loaded)
-            except (KeyError, TypeError, ValueError) as error:  # of another version of this hook, say
+            except (AttributeError, KeyError, TypeError, ValueError) as error:  # of another version, say
                 logger.warning("The account of the checkpoint cannot be read (%r), and begins anew.", error)
                 loaded = None
         if session.recoveries:
