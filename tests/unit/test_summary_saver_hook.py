@@ -186,3 +186,29 @@ def test_steps_without_hooks_count_from_where_they_led(tmp_path):
         sess.run(ticks.one)
         sess.run(ticks.one)
     assert heard.steps == [1, 6, 8]
+
+
+def test_a_chief_that_hears_nothing_itself_goes_on_asking_for_others():
+    """Another process may have a hook that listens."""
+
+    class Session:
+        is_logging, is_chief, process_count, global_step, summary_dir = False, True, 2, 0, None
+
+    class Context:
+        session, log_requested = Session(), False
+
+        def request_log(self):
+            asked.append(self.global_step)
+
+    asked, context = [], Context()
+    hook = ms.SummarySaverHook(save_secs=10)
+    with ms.testing.FakeClock() as clock:
+        hook.after_create_session(Session(), None)
+        for step in range(1, 41):
+            context.global_step = step - 1
+            hook.before_run(context)
+            context.global_step = step
+            context.log_requested = bool(asked) and asked[-1] == step - 2  # as the processes agree on it
+            hook.after_run(context, None)
+            clock.advance(1)
+    assert asked == [11, 23, 35]
