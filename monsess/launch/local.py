@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +35,8 @@ _LONGEST_BACKOFF_SECS = 30.0
 _LONG_ATTEMPT_SECS = 600.0
 #: What comes back in the same words comes from the same checkpoint and data, and so it would every time.
 _COMES_BACK = ("NanLossDuringTrainingError", "NonFiniteStateError")
+#: How Python begins the line with an error; what is noted on the error stands below.
+_AN_ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
 
 def run(
@@ -236,11 +239,15 @@ class _Launch:
 
 def _not_finite(verdict: Verdict, tail: Sequence[str]) -> str:
     """The error of an attempt that ended for values that are not finite; empty for any other one."""
-    lines = list(tail) if verdict.record is None else verdict.record.error.splitlines()[:1]
-    for line in reversed(lines):
-        if line.partition(":")[0].rpartition(".")[2] in _COMES_BACK:
-            return line
-    return ""
+    if verdict.record is not None:
+        lines = verdict.record.error.splitlines()[:1]
+    elif verdict.end is not None and verdict.end.status > 0:  # what a process that was killed had said is not why
+        lines = list(tail)
+    else:
+        return ""
+    # The last error counts: one before it was handled, or has led to another.
+    last = next((line for line in reversed(lines) if _AN_ERROR.match(line)), "")
+    return last if last.partition(":")[0].rpartition(".")[2] in _COMES_BACK else ""
 
 
 @contextlib.contextmanager

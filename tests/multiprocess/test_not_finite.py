@@ -49,6 +49,17 @@ sys.exit(1)
 """
 
 
+# It has one error, which its end may be, or not.
+SAYS = """
+class NanLossDuringTrainingError(Exception):
+    pass
+
+error = NanLossDuringTrainingError('NaN loss during training. At step 4: loss = nan.')
+error.add_note('Raised by hook NanTensorHook in after_run.')
+print(f'NanLossDuringTrainingError: {error}', file=sys.stderr, flush=True)
+"""
+
+
 class TestLauncher:
     """``monsess run --max-restarts`` does not repeat what comes back."""
 
@@ -80,6 +91,20 @@ class TestLauncher:
     def test_another_step_each_time(self, run):
         said = run("NanLossDuringTrainingError: NaN loss during training. At step ' + str(attempt) + ': loss = nan.")
         assert said.count("starting 2 processes, attempt") == 4
+
+    @pytest.mark.parametrize(
+        ("then", "code", "attempts"),
+        [
+            pytest.param("raise error", 1, 2, id="the end"),
+            pytest.param("raise OSError('no space')", 1, 4, id="another error"),
+            pytest.param("os.kill(os.getpid(), 9)", 137, 4, id="killed"),
+        ],
+    )
+    def test_without_a_record_the_last_error_counts(self, tmp_path, run, capfd, then, code, attempts):
+        """Of a process that writes none, the launcher has the last lines: an error in them need not be its end."""
+        with Launches(tmp_path) as launches:
+            assert launches.run(SAYS + then, 1, max_restarts=3) == code
+        assert capfd.readouterr().err.count("starting 1 process, attempt") == attempts
 
     def test_another_error(self, run):
         said = run("SaveError: the store does not answer.")
