@@ -52,7 +52,8 @@ class Recording:
             extra = Events(self._attempt) if is_available() else None
             check = _weak(saving.raise_if_lost)  # the thread that writes must keep no session alive
             self._records = Records(url, options, self._attempt, extra, check)
-            self._records.require_protocol()
+            if summary_dir is not None:  # the other one is looked into, before anything is recorded
+                self._records.require_protocol()
             weakref.finalize(self, self._records.abandon).atexit = False
 
     @property
