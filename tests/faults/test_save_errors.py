@@ -29,6 +29,7 @@ import pytest
 import toy
 from checkpoints import saver, snapshot
 from failing_run import LAST_STEP, SAVE_STEPS, URL, until
+from leftovers import beside_bookkeeping
 from names import shown
 
 import monsess as ms
@@ -374,7 +375,7 @@ def _with_faults(kind: str, directories: bool, chance: random.Random) -> str:
         assert store.verify(newest) == [], (position, "and whole")
         assert max(committed) in (newest, step), (position, "what was reported as failed may have been committed")
     assert commit(url, faults, 10**6) == "committed"
-    left = {name for name in store_of(url, faults)._storage.list() if name not in ("run.json", "owner.json")}
+    left = beside_bookkeeping(store_of(url, faults)._storage.list())
     assert left == {str(step) for step in store_of(url, faults).steps()}, "leftovers"
     return (
         f"{len(positions)} of {len(operations) + 1} tried ({'directories' if directories else 'objects only'}), "

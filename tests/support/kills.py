@@ -21,6 +21,7 @@ from typing import Any
 import kill_child
 import kill_stores
 from kill_child import Options
+from leftovers import beside_bookkeeping
 
 import monsess as ms
 
@@ -252,8 +253,7 @@ def assert_tidy(folder: str, store: str = "plain") -> None:
     root = Path(folder, "checkpoints")
     steps = {str(step) for step in assert_sound(folder, store=store)}
     kept = {path.name for path in root.iterdir() if path.name.startswith(("aside-", "damaged-"))}
-    left = {path.name for path in root.iterdir()} - {"run.json", "owner.json", "pins"} - steps - kept
-    left = {name for name in left if not name.startswith(("metrics", "events.out.tfevents."))}
+    left = beside_bookkeeping(path.name for path in root.iterdir()) - {"pins"} - steps - kept
     inside = [path.relative_to(root).as_posix() for name in sorted(left) for path in sorted((root / name).rglob("*"))]
     assert not left, f"left behind: {sorted(left)}, in it: {inside}"
     for step in steps:
