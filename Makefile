@@ -10,8 +10,10 @@ BIN := $(VENV)/bin
 STORES ?= sftp gcs ceph
 space := $() $()
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-# Most tests wait for processes of their own; a file's tests share servers, so they stay together.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Most tests wait for processes of their own, so there is one worker more than there are cores, four at most; a file's
+# tests share servers, so they stay together.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format docs conformance soak servers stores clean whole-package

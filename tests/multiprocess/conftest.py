@@ -1,7 +1,7 @@
 """Jobs of several processes share what forks them, and a sample of the slow tests stands for all of them.
 
 A job of several processes takes five to ten seconds, and there is one for each place and kind of a fault. How many of
-those tests are run goes by MONSESS_RANDOM_KILLS, as with the random kills: about a twelfth, a quarter in the continuous
+those tests are run goes by MONSESS_RANDOM_KILLS, as with the random kills: about a sixteenth, an eighth in the continuous
 integration, all in `make soak` and wherever tests are named or chosen with ``-k``. The others are told as *deselected*.
 """
 
@@ -16,7 +16,7 @@ from cluster import Cluster
 from report import FIGURES, SEED
 
 HERE = Path(__file__).parent
-SHARE = {"4": 1 / 12, "12": 1 / 4}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
+SHARE = {"4": 1 / 16, "12": 1 / 8}.get(os.environ.get("MONSESS_RANDOM_KILLS") or "4")
 
 
 @pytest.hookimpl(tryfirst=True)  # before what -m chooses
