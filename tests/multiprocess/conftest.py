@@ -1,7 +1,7 @@
 """Jobs of several processes share what forks them, and a sample of the slow tests stands for all of them.
 
 A job of several processes takes five to ten seconds, and there is one for each place and kind of a fault. How many of
-those tests are run goes by MONSESS_RANDOM_KILLS, as with the random kills: about a sixteenth, an eighth in the continuous
+those tests are run goes by MONSESS_RANDOM_KILLS, as with the random kills: a sixteenth, an eighth in the continuous
 integration, all in `make soak` and wherever tests are named or chosen with ``-k``. The others are told as *deselected*.
 """
 

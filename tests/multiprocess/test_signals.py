@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -325,6 +326,14 @@ def test_alone_waiting_for_an_input_that_never_comes(cluster, straight):
     goes_on(cluster, url, 1, straight)
 
 
+@pytest.fixture
+def heard():
+    """What came before is heard by now: the thread that reads signals ends after it has read them all."""
+    for thread in threading.enumerate():
+        if thread.name == "monsess-signals":
+            thread.join(20)
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("holder", ["_agreement", "_signals"])
 def test_a_handler_may_interrupt_whoever_holds_its_lock(holder):
@@ -364,7 +373,7 @@ def test_an_ignored_signal_stays_ignored():
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_sessions_close_in_any_order(first):
+def test_two_sessions_close_in_any_order(heard, first):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     pair = [ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") for _ in range(2)]
     pair[first].close()
