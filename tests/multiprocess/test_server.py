@@ -240,10 +240,10 @@ refused("{address}", "127.0.0.1:1", task_index=1 - index)
 @pytest.mark.parametrize("wait", ["server.join()", "time.sleep(80)"])
 def test_sigterm_ends_a_process_that_has_joined(members, wait):
     address = free_address()
-    script = f"server = ms.Server()\nprint('here')\ntry:\n    {wait}\nfinally:\n    print('finally')"
+    script = f"server = ms.Server()\nprint('has joined')\ntry:\n    {wait}\nfinally:\n    print('finally')"
     pair = members.job(script, *(monsess_run(address, index) for index in (0, 1)))
     for member in reversed(pair):
-        member.wrote("here")
+        member.wrote("has joined")
         before = member.seconds
         assert "finally" in member.send(signal.SIGTERM).ended(143).splitlines()
         assert member.seconds - before < 15
@@ -277,11 +277,11 @@ def test_a_handler_of_ones_own_stays(members):
 import signal
 signal.signal(signal.SIGTERM, lambda number, frame: print("mine"))
 ms.Server()
-print("here")
+print("has joined")
 time.sleep(80)
 """
     pair = members.job(script, *(monsess_run(address, index) for index in (0, 1)))
-    pair[1].wrote("here").send(signal.SIGTERM).wrote("mine")
+    pair[1].wrote("has joined").send(signal.SIGTERM).wrote("mine")
 
 
 def test_join_returns_when_the_job_is_left(members):
