@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Collection
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -24,6 +26,9 @@ from monsess.signals import EXIT_CODES
 
 _CHANNEL = "processes"
 _LEFT = "left"
+_GONE = "gone"
+#: Longer than others need that find the same and whose training thread is stuck.
+_LINGER_SECS = 5.0
 #: Of the failure limit: what is left to run after an error, such as a thread that Python's exit waits for, has that.
 _LEAVE_PART = 0.8
 
@@ -157,6 +162,7 @@ class _LastWords:
             return
         self._end_in_time()
         self._tell(f"exit code {self._code}")
+        say_goodbye(self._failure_secs)
         logging.shutdown()  # its own exit handler would have its turn after this one, that is, never
         self._cut_off()
 
@@ -166,6 +172,25 @@ class _LastWords:
                 stream.flush()
         assert self._code is not None
         os._exit(self._code)
+
+
+def say_goodbye(failure_secs: float, dead: Collection[int] = ()) -> None:
+    """Before this process ends: process 0, which holds the coordination service, lets the others go first.
+
+    JAX aborts those that it leaves behind, with an exit code that says nothing.
+
+    Args:
+        failure_secs: From any failure to the end of this process; it lingers for a part of that.
+        dead: Who need not be waited for.
+    """
+    with contextlib.suppress(Exception):  # the service may be gone, or this process has never joined
+        channel = Channel(_CHANNEL)
+        channel.post(f"{_GONE}/{channel.index}", "")
+        deadline = time.monotonic() + min(_LINGER_SECS, failure_secs / 3)
+        while channel.index == 0 and time.monotonic() < deadline:
+            if len({*dead, *map(int, channel.under(_GONE))}) >= channel.count:
+                return
+            time.sleep(0.05)
 
 
 def _shown(error: BaseException) -> str:

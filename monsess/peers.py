@@ -20,7 +20,7 @@ from monsess.agreement import StopReason
 from monsess.channel import Channel, processes
 from monsess.errors import LeftAloneError, MonsessError, PeerFailedError, ProcessesDivergedError
 from monsess.joint import JointCall, Place, difference, position
-from monsess.last_words import those_who_left
+from monsess.last_words import say_goodbye, those_who_left
 from monsess.launch.records import write_record
 from monsess.log import logger
 from monsess.progress import Progress
@@ -34,8 +34,6 @@ _SILENT_PART = 0.6
 #: Said at this part of it: JAX, which misses two of its heartbeats, may abort this process before it can say more.
 _TOLD_PART = 0.3
 _RAISE_SECS = 2.0
-#: Longer than others need that find the same and whose training thread is stuck.
-_LINGER_SECS = 5.0
 _PREEMPTION_SECS = 40.0
 _REMEMBERED = 64
 
@@ -201,14 +199,7 @@ class Peers:
 
     def say_goodbye(self) -> None:
         """Before this process ends: process 0, which holds the coordination service, lets the others read first."""
-        self._try(lambda: self._channel.post(f"gone/{self._channel.index}", ""))
-        deadline = time.monotonic() + min(_LINGER_SECS, self._failure_secs / 3)
-        while self._channel.index == 0 and time.monotonic() < deadline:
-            gone: dict[str, str] = {}
-            self._try(lambda: gone.update(self._channel.under("gone")))  # noqa: B023
-            if len(self._dead.union(map(int, gone))) >= self._channel.count:
-                return
-            time.sleep(0.05)
+        say_goodbye(self._failure_secs, self._dead)
 
     def close(self) -> None:
         """Stop watching, where the session has ended cleanly; after a failure this process still has to end in time.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 
 import numpy as np
@@ -190,5 +189,5 @@ def test_processes_with_different_numbers_of_devices_are_refused(cluster):
     refusal = "ClusterError: Every process of a job needs the same number of devices, found process 0: 1, process 1: 2."
     ended = cluster.run(2, (1, 2))
     for one in ended:
-        assert one.code in (1, -signal.SIGABRT), outputs(ended)  # outside a session JAX may abort who ends second
+        assert one.code == 1, outputs(ended)
         assert refusal in one.output, outputs(ended)
