@@ -162,7 +162,8 @@ class _LastWords:
             return
         self._end_in_time()
         self._tell(f"exit code {self._code}")
-        say_goodbye(self._failure_secs)
+        if self._channel is not None:  # asked before the join has ended, JAX's client aborts the process
+            say_goodbye(self._failure_secs)
         logging.shutdown()  # its own exit handler would have its turn after this one, that is, never
         self._cut_off()
 
@@ -183,7 +184,7 @@ def say_goodbye(failure_secs: float, dead: Collection[int] = ()) -> None:
         failure_secs: From any failure to the end of this process; it lingers for a part of that.
         dead: Who need not be waited for.
     """
-    with contextlib.suppress(Exception):  # the service may be gone, or this process has never joined
+    with contextlib.suppress(Exception):  # the service may be gone
         channel = Channel(_CHANNEL)
         channel.post(f"{_GONE}/{channel.index}", "")
         deadline = time.monotonic() + min(_LINGER_SECS, failure_secs / 3)

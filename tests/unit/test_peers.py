@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import monsess as ms
+from monsess import last_words
 from monsess import peers as module
 from monsess.peers import Peers
 
@@ -131,12 +132,14 @@ def test_an_interrupt_after_a_failure_has_its_own_exit_status(job, ends, error):
     assert ends.armed[-1] is error
 
 
-def test_who_is_dead_is_counted_once_and_told_to_all(job, now):
+def test_who_is_dead_is_counted_once_and_told_to_all(job, now, monkeypatch):
     living = job(4)[:3]
     told = silence(now, living, 7.0)
     assert [str(one).partition(" s;")[0] for one in told] == ["Process 3 has been silent for 6"] * 3
     silence(now, living[:1], 1.0)
     assert [one._dead for one in living] == [{3}] * 3
+    monkeypatch.setattr(last_words, "time", module.time)
+    monkeypatch.setattr(last_words, "Channel", lambda name: living[0]._channel)
     for one in living[1:]:
         one._channel.post(f"gone/{one._channel.index}", "")
     begun = now[0]

@@ -198,7 +198,7 @@ def test_what_is_no_process_of_monsess_harms_nobody(free, junk):
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x12\x04"])
 def test_something_else_at_the_address_is_no_process_0(answer):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        process = Process(f"127.0.0.1:{server.getsockname()[1]}", 1, 2, limit=1.0)
+        process = Process(f"127.0.0.1:{server.getsockname()[1]}", 1, 2, limit=3.0)
         server.settimeout(0.1)
         while process.thread.is_alive():
             with contextlib.suppress(OSError):
