@@ -1,4 +1,7 @@
-"""What the processes tell each other inside every step: a small vector of integers, whose sum over them all can read.
+"""What the processes tell each other inside every step: a small vector, whose sum over them all can read.
+
+The numbers are whole, and float32 all the same, so that they travel in one collective with the loss: one more costs
+more than all else that a session does in a step. They and their sums stay below 2**24, where float32 is exact.
 
 The sum of dispatch k is read right after dispatch k + `LAG`, by every process at the same point of its program, so that
 nobody waits for it and all draw the same conclusion at the same step.
@@ -18,7 +21,9 @@ LAG = 2
 AHEAD = LAG + 1
 
 _REASONS = ("ERROR", "LAST_STEP", "END_OF_DATA", "EARLY_STOPPING", "REQUESTED", "PREEMPTED", "BODY_LEFT")
-_FINGERPRINT, _SAVE, _WHO, _INTERRUPT, _LOG, _STOP = range(6)
+#: The fingerprint goes in this many parts of so many bits, whose sum over 8,192 processes is exact.
+_PARTS, _BITS = 3, 11
+_SAVE, _WHO, _INTERRUPT, _LOG, _STOP = range(_PARTS, _PARTS + 5)
 _BATCHES = _STOP + len(_REASONS)
 #: Length of the vector.
 SLOTS = _BATCHES + AHEAD + 1
@@ -45,13 +50,13 @@ class Ballot:
     log: bool = False
 
     def encode(self, process_index: int) -> np.ndarray:
-        """The vector, int32 ``[SLOTS]``.
+        """The vector, float32 ``[SLOTS]``.
 
         Args:
             process_index: Who votes.
         """
-        vector = np.zeros(SLOTS, np.int32)
-        vector[_FINGERPRINT] = np.uint32(self.fingerprint).astype(np.int32)
+        vector = np.zeros(SLOTS, np.float32)
+        vector[:_PARTS] = _parts(self.fingerprint)
         vector[_SAVE] = self.save
         vector[_INTERRUPT] = self.interrupted
         vector[_LOG] = self.log
@@ -89,16 +94,16 @@ def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
     """Read the sum of all vectors of one dispatch.
 
     Args:
-        total: int32 ``[SLOTS]``.
+        total: float32 ``[SLOTS]``.
         fingerprint: That of this process's program at that dispatch.
         process_count: How many vectors were summed.
     """
-    expected = np.uint32(fingerprint * process_count % 2**32).astype(np.int32)  # the sum wraps around likewise
+    expected = _parts(fingerprint) * process_count
     votes = total[_STOP:_BATCHES]
     wished = [name for name, number in zip(_REASONS, votes, strict=True) if number]
     had = np.flatnonzero(total[_BATCHES:])
     return Tally(
-        same_program=bool(total[_FINGERPRINT] == expected) and int(total[_BATCHES:].sum()) == process_count,
+        same_program=np.array_equal(total[:_PARTS], expected) and int(total[_BATCHES:].sum()) == process_count,
         stop=wished[0] if wished else None,
         by=int(total[_WHO]) if int(votes.sum()) == 1 else None,
         save=bool(total[_SAVE]),
@@ -106,6 +111,10 @@ def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
         interrupted=bool(total[_INTERRUPT]),
         log=bool(total[_LOG]),
     )
+
+
+def _parts(fingerprint: int) -> np.ndarray:
+    return np.array([fingerprint >> _BITS * part & 2**_BITS - 1 for part in range(_PARTS)], np.float32)
 
 
 def fingerprint_of(*parts: Hashable) -> int:

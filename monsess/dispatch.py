@@ -102,7 +102,7 @@ class Dispatcher:
             call: Its arguments, laid out.
             layout: The devices that it runs on.
             step_after: The global step once it is done.
-            ballot: What this process tells the others with it, int32 ``[slots]``.
+            ballot: What this process tells the others with it, float32 ``[slots]``.
         """
         start = _now()
         first = step not in self._compiled

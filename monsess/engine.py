@@ -120,10 +120,8 @@ def _body(step: Step, state: Any, *, mapped: Mapped) -> Dispatched:
     else:
         new_state, outputs = _split(step, result)
         new_state = _checked_state(step, state, new_state)
-    reduced, stacked, nonfinite = reduce_outputs(outputs, step.reduce, step.axis_name)
-    agreed = None if signals is None else jax.lax.psum(signals, step.axis_name)
-    summaries = collected.reduced(step.axis_name) if collected else ()
-    return Dispatched(new_state, reduced, stacked, nonfinite, agreed, summaries)
+    reduced = reduce_outputs(outputs, step.reduce, step.axis_name, signals)
+    return Dispatched(new_state, *reduced, collected.reduced(step.axis_name) if collected else ())
 
 
 def _split(step: Step, result: Any) -> tuple[Any, Any]:

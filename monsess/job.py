@@ -98,7 +98,7 @@ class Job:
     def ballot(
         self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True
     ) -> np.ndarray | None:
-        """What the next dispatch, which leads to ``step_after``, carries: int32 ``[slots]``; None alone."""
+        """What the next dispatch, which leads to ``step_after``, carries: float32 ``[slots]``; None alone."""
         return None
 
     def unsent(self) -> None:
@@ -279,7 +279,7 @@ class ClusterJob(Job):
     def begin(self, batches: int) -> None:
         """Exchange what each process wishes, and how many batches it surely has."""
         told = self.gathered("the first run", self._together.ballot(0, batches).tolist())
-        self._together.begin(np.asarray(told, np.int32).sum(axis=0, dtype=np.int32))
+        self._together.begin(np.asarray(told, np.float32).sum(axis=0))
 
     def ballot(self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True) -> np.ndarray:
         """What the next dispatch carries for this process."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,9 @@ from monsess.errors import StepDefinitionError
 from monsess.step import Reduce, Reduction
 
 _PLAIN_OUTPUT = "output"  # what an output that is a bare array, in no container, is called
+#: Up to this many values are copied side by side, so that they are summed in one go: between processes each array is a
+#: round of messages of its own, even in one collective.
+_PACKED_SIZE = 4096
 
 
 @jax.tree_util.register_pytree_node_class
@@ -46,17 +50,30 @@ def output_names(outputs: Any) -> list[str]:
     return [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(outputs)[0]]
 
 
-def reduce_outputs(outputs: Any, reduce: Reduce, axis_name: str) -> tuple[Any, Stacked | tuple[()], jax.Array]:
+class Reduced(NamedTuple):
+    """What `reduce_outputs` gives.
+
+    Args:
+        reduced: The reduced outputs: all of them if none is to be stacked, else a flat list.
+        stacked: The stacked ones, or ``()``.
+        nonfinite: int32 count of the non-finite values in all floating outputs of all devices.
+        agreed: The sum of the signals, or None.
+    """
+
+    reduced: Any
+    stacked: Stacked | tuple[()]
+    nonfinite: jax.Array
+    agreed: jax.Array | None
+
+
+def reduce_outputs(outputs: Any, reduce: Reduce, axis_name: str, signals: jax.Array | None = None) -> Reduced:
     """Reduce one device's outputs over the axis; called while the step is traced.
 
     Args:
         outputs: Any pytree of arrays and numbers.
         reduce: As in `train_step`.
         axis_name: The step's axis.
-
-    Returns:
-        The reduced outputs (all of them if none is to be stacked, else a flat list), the stacked ones or ``()``, and
-        an int32 count of the non-finite values in all floating outputs of all devices.
+        signals: float32 vector to be summed with them, or None.
 
     Raises:
         StepDefinitionError: An integer output without a reduction, a reduction that its dtype does not have, or a
@@ -68,14 +85,17 @@ def reduce_outputs(outputs: Any, reduce: Reduce, axis_name: str) -> tuple[Any, S
     how = _reductions(names, leaves, reduce)
 
     places = tuple(i for i, one in enumerate(how) if one is None)
-    reduced = reduce_leaves(leaves, how, axis_name)
+    if signals is None:
+        agreed, reduced = None, reduce_leaves(leaves, how, axis_name)
+    else:
+        agreed, *reduced = reduce_leaves([signals, *leaves], ["sum", *how], axis_name)
     stacked = [leaves[i] for i in places]
     nonfinite = _count_nonfinite(reduced)
     if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in stacked):
         nonfinite = nonfinite + jax.lax.psum(_count_nonfinite(stacked), axis_name)
     if not stacked:
-        return jax.tree_util.tree_unflatten(structure, reduced), (), nonfinite
-    return reduced, Stacked(stacked, places, structure), nonfinite
+        return Reduced(jax.tree_util.tree_unflatten(structure, reduced), (), nonfinite, agreed)
+    return Reduced(reduced, Stacked(stacked, places, structure), nonfinite, agreed)
 
 
 def merge(reduced: Any, stacked: Stacked | tuple[()]) -> Any:
@@ -131,9 +151,10 @@ def _check_reduction(name: str, leaf: jax.Array, how: Reduction, explicit: bool)
 
 
 def reduce_leaves(leaves: list[jax.Array], how: list[Reduction], axis_name: str) -> list[jax.Array]:
-    """Reduce every leaf that has a reduction, all sums in one collective."""
-    sums = {i: _summable(leaf, how[i]) for i, leaf in enumerate(leaves) if how[i] in ("mean", "sum")}
-    totals = dict(zip(sums, jax.lax.psum(list(sums.values()), axis_name), strict=True)) if sums else {}
+    """Reduce every leaf that has a reduction, all sums of a dtype in one collective."""
+    totals = _totals(
+        {i: _summable(leaf, how[i]) for i, leaf in enumerate(leaves) if how[i] in ("mean", "sum")}, axis_name
+    )
     size = jax.lax.axis_size(axis_name)
     reduced = []
     for i, leaf in enumerate(leaves):
@@ -147,6 +168,23 @@ def reduce_leaves(leaves: list[jax.Array], how: list[Reduction], axis_name: str)
             case None:
                 pass
     return reduced
+
+
+def _totals(leaves: dict[int, jax.Array], axis_name: str) -> dict[int, jax.Array]:
+    """The sums over all devices; those of small leaves are packed."""
+    packs: dict[Any, list[int]] = {}
+    for i, leaf in leaves.items():
+        if leaf.size <= _PACKED_SIZE:
+            packs.setdefault(leaf.dtype, []).append(i)
+    packed = [jnp.concatenate([leaves[i].reshape(-1) for i in pack]) for pack in packs.values()]
+    alone = [i for i, leaf in leaves.items() if leaf.size > _PACKED_SIZE]
+    sums, whole = jax.lax.psum((packed, [leaves[i] for i in alone]), axis_name)
+    totals = dict(zip(alone, whole, strict=True))
+    for pack, total in zip(packs.values(), sums, strict=True):
+        ends = itertools.accumulate(leaves[i].size for i in pack)
+        for i, end in zip(pack, ends, strict=True):
+            totals[i] = total[end - leaves[i].size : end].reshape(leaves[i].shape)
+    return totals
 
 
 def _summable(leaf: jax.Array, how: Reduction) -> jax.Array:

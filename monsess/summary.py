@@ -250,6 +250,7 @@ class Collected:
         if axis_name is not None:
             like = jax.lax.axis_index(axis_name)
         found = Collected(self._kinds)
+        scalars: list[tuple[str, Any]] = []  # with their reductions
         for tag, (kind, how) in self._kinds.items():
             leaf = self._leaves[tag]
             if like is not None and isinstance(leaf, Tracer) and _level(leaf) is not _level(like):
@@ -258,7 +259,15 @@ class Collected:
                     "which only what it returns comes out. Return the value from there, and call monsess.summary with "
                     "it in the step itself."
                 )
+            if kind == "scalar" and how is not None and axis_name is not None:
+                scalars.append((tag, how))
             found._leaves[tag] = _reduced(kind, how, leaf, axis_name)
+        if axis_name is not None:
+            from monsess.reduction import reduce_leaves
+
+            tags = [tag for tag, _ in scalars]
+            totals = reduce_leaves([self._leaves[tag] for tag in tags], [how for _, how in scalars], axis_name)
+            found._leaves |= zip(tags, totals, strict=True)
         return found
 
     def values(self, texts: bool = True) -> dict[str, Value]:
@@ -320,13 +329,9 @@ def _collector() -> Collected | None:
 def _reduced(kind: str, how: Any, leaf: Any, axis_name: str | None) -> Any:
     if kind == "histogram":
         return _table(leaf, how, axis_name)
-    if kind != "scalar" or axis_name is None:
-        return leaf  # of an image the first device's is taken, since outputs of a step count as equal on all of them
-    if how is None:
+    if kind == "scalar" and how is None and axis_name is not None:
         return jax.lax.all_gather(leaf, axis_name)
-    from monsess.reduction import reduce_leaves
-
-    return reduce_leaves([leaf], [how], axis_name)[0]
+    return leaf  # of an image the first device's is taken, since outputs of a step count as equal on all of them
 
 
 def _table(values: Any, buckets: int, axis_name: str | None) -> Any:

@@ -76,7 +76,7 @@ class ClusterAgreement(Agreement):
             self._wish_log = True
 
     def ballot(self, fingerprint: int, batches: int) -> np.ndarray:
-        """What the next dispatch carries for this process, int32 ``[SLOTS]``.
+        """What the next dispatch carries for this process, float32 ``[SLOTS]``.
 
         Args:
             fingerprint: Of the program.

@@ -34,7 +34,7 @@ class Processes:
         """All tell each other what they wish, and have, before the first dispatch."""
         ballots = [one.ballot(0, min(n, AHEAD)) for one, n in zip(self.agreements, self.left, strict=True)]
         for agreement in self.agreements:
-            agreement.begin(np.sum(ballots, axis=0, dtype=np.int32))
+            agreement.begin(np.sum(ballots, axis=0))
         return self
 
     def stopped(self) -> list[bool]:
@@ -56,7 +56,7 @@ class Processes:
             agreement.ballot(program, min(n, AHEAD))
             for agreement, program, n in zip(self.agreements, programs, self.left, strict=True)
         ]
-        total = np.sum(ballots, axis=0, dtype=np.int32)
+        total = np.sum(ballots, axis=0)
         for agreement, program in zip(self.agreements, programs, strict=True):
             agreement.sent(program, takes, total)
 
@@ -149,7 +149,7 @@ def test_another_program_on_one_is_found_on_both():
     ballots = [one.ballot(PROGRAM, AHEAD) for one in processes.agreements]
     for one in processes.agreements:
         with pytest.raises(ProcessesDivergedError, match="dispatch 2"):
-            one.sent(PROGRAM, True, np.sum(ballots, axis=0, dtype=np.int32))
+            one.sent(PROGRAM, True, np.sum(ballots, axis=0))
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -216,12 +216,15 @@ def test_at_the_end_the_last_wishes_are_heard():
     assert [one.stop for one in processes.agreements] == [StopReason.PREEMPTED] * 2
 
 
-@pytest.mark.parametrize("processes", [2, 3, 1000])
-def test_fingerprints_survive_the_wrap_around(processes):
+@pytest.mark.parametrize("processes", [2, 3, 1000, 8192])
+def test_sums_of_fingerprints_are_exact(processes):
     for fingerprint in (1, 2**31 - 1, PROGRAM):
         one = Ballot(fingerprint).encode(0)
         assert one.shape == (SLOTS,)
-        assert one.dtype == np.int32
-        total = np.sum(np.tile(one, (processes, 1)), axis=0, dtype=np.int32)
+        assert one.dtype == np.float32
+        total = np.sum(np.tile(one, (processes, 1)), axis=0)
         assert count(total, fingerprint, processes).same_program
+        assert total.max() < 2**24
         assert not count(total, fingerprint + 1, processes).same_program
+        other = Ballot(fingerprint - 1).encode(1)
+        assert not count(total - one + other, fingerprint, processes).same_program
