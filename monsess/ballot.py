@@ -10,6 +10,7 @@ nobody waits for it and all draw the same conclusion at the same step.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Hashable
 
@@ -50,11 +51,14 @@ class Ballot:
     log: bool = False
 
     def encode(self, process_index: int) -> np.ndarray:
-        """The vector, float32 ``[SLOTS]``.
+        """The vector, float32 ``[SLOTS]``, not to be written to: mostly it is that of the run before.
 
         Args:
             process_index: Who votes.
         """
+        return _encoded(self, process_index)
+
+    def _vector(self, process_index: int) -> np.ndarray:
         vector = np.zeros(SLOTS, np.float32)
         vector[:_PARTS] = _parts(self.fingerprint)
         vector[_SAVE] = self.save
@@ -64,7 +68,13 @@ class Ballot:
             vector[_STOP + _REASONS.index(self.stop)] = 1
             vector[_WHO] = process_index
         vector[_BATCHES + min(self.batches, AHEAD)] = 1
+        vector.flags.writeable = False
         return vector
+
+
+@functools.lru_cache(64)
+def _encoded(ballot: Ballot, process_index: int) -> np.ndarray:
+    return ballot._vector(process_index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +108,12 @@ def count(total: np.ndarray, fingerprint: int, process_count: int) -> Tally:
         fingerprint: That of this process's program at that dispatch.
         process_count: How many vectors were summed.
     """
+    return _counted(total.tobytes(), fingerprint, process_count)
+
+
+@functools.lru_cache(64)  # mostly nobody wishes for anything
+def _counted(content: bytes, fingerprint: int, process_count: int) -> Tally:
+    total = np.frombuffer(content, np.float32)
     expected = _parts(fingerprint) * process_count
     votes = total[_STOP:_BATCHES]
     wished = [name for name, number in zip(_REASONS, votes, strict=True) if number]

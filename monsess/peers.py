@@ -27,6 +27,8 @@ from monsess.progress import Progress
 from monsess.without_barrier import end_without_barrier
 
 _BEAT_SECS = 0.25
+#: Between two looks whether the device is done.
+_LOOK_SECS, _LONGEST_LOOK_SECS = 0.00005, 0.02
 #: After a collective has failed, a peer that tells nothing for so long is the one that is gone.
 _SILENT_SECS = 2.5
 #: Without such an error, this part of the failure limit: a process that holds Python's lock for seconds is not dead.
@@ -52,6 +54,7 @@ class Peers:
         self._channel = channel
         self._failure_secs = failure_secs
         self._stall_secs = stall_secs
+        self._usual_wait = 0.0  # for a value of the device
         self._trouble: MonsessError | None = None
         self._raised = threading.Event()
         self._closed = threading.Event()
@@ -134,12 +137,14 @@ class Peers:
             MonsessError: As `check`.
         """
         ready = getattr(value, "is_ready", None)
-        if ready is not None:
-            pause = 0.0
+        if ready is not None and not ready():
+            begun = time.monotonic()
+            pause = min(_LONGEST_LOOK_SECS, 0.85 * self._usual_wait)  # every look costs what a step might use
             while not ready():
                 self.check()
                 time.sleep(pause)
-                pause = min(0.001, pause + 0.00005)
+                pause = min(_LONGEST_LOOK_SECS, max(_LOOK_SECS, self._usual_wait / 32))
+            self._usual_wait = min(time.monotonic() - begun, 2 * self._usual_wait + _LOOK_SECS)
         try:
             value.block_until_ready()
         except Exception as error:
