@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
@@ -128,6 +129,10 @@ class LoggingTensorHook(SessionRunHook):
             logger.warning("LoggingTensorHook: nothing logged at the end, for the input has ended (%s).", error)
             return
         self._log(values, step)
+
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return sys.maxsize if self._cadence is None else self._cadence.next_due(self._seen)
 
     def _log(self, results: Any, step: int) -> None:
         values = dict(zip(self._tags, to_host(results), strict=True))

@@ -150,6 +150,12 @@ class ProfilerHook(SessionRunHook):
             self._finish(max(self._seen, self._from), None)
         self._wait(_ERROR_SECS)
 
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        if self._cadence is not None and not self._every:
+            return None
+        return 0 if self._trace is not None else self._wake + self._steps_per_run
+
     def _forget(self) -> None:
         self._first_run = True
         self._steps_per_run = 1

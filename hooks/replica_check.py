@@ -40,6 +40,10 @@ class ReplicaCheckHook(SessionRunHook):
         """Count from the step that the session begins with."""
         self._seen = session.global_step
 
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return self._cadence.next_due(self._seen)
+
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Compare if it is due."""
         seen, self._seen = self._seen, run_context.global_step

@@ -151,6 +151,10 @@ class CheckpointSaverHook(SessionRunHook):
                 failures[0].add_note(f"a further listener failed: {type(other).__name__}: {other}")
             raise failures[0]
 
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return self._cadence.next_due(self._seen)
+
     def _check_directory(self, session: MonitoredSession) -> None:
         actual = session.checkpoint_dir
         wanted = self._checkpoint_dir

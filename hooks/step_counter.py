@@ -67,26 +67,30 @@ class StepCounterHook(SessionRunHook):
         """Measure if it is due."""
         after = run_context.global_step
         if self._from_step is None:
-            self._arm(run_context.session, after)
+            self._arm(self._training_seconds(run_context.session), after)
         elif self._cadence.due(self._seen, after):
             session = run_context.session
-            seconds = self._training_seconds(session) - self._from_seconds
-            if seconds > 0:
-                self.last_rate = (after - self._from_step) / seconds
+            now = self._training_seconds(session)  # before this hook logs, which is no training either
+            if now > self._from_seconds:
+                self.last_rate = (after - self._from_step) / (now - self._from_seconds)
                 if session.is_chief:
                     logger.info("global_step/sec: %g", self.last_rate)
                     session.log({"global_step/sec": self.last_rate}, after)
-            self._arm(session, after)
+            self._arm(now, after)
         self._seen = after
+
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return self._cadence.next_due(self._seen)
 
     def _disarm(self) -> None:
         self._seen = 0
         self._from_step: int | None = None
         self._from_seconds = 0.0
 
-    def _arm(self, session: MonitoredSession, step: int) -> None:
+    def _arm(self, now: float, step: int) -> None:
         self._from_step = step
-        self._from_seconds = self._training_seconds(session)
+        self._from_seconds = now
         self._cadence.rearm()
 
     @staticmethod

@@ -140,6 +140,10 @@ class SummarySaverHook(SessionRunHook):
             self._cadence.rearm()
             self._asked = False
 
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return self._cadence.next_due(self._seen)
+
     def _agreed(self, run_context: SessionRunContext) -> bool:
         """Whether all log in this run, by the chief's clock."""
         if not self._asked and run_context.session.is_chief and self._cadence.elapsed():

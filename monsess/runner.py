@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ _now = clock.monotonic  # the clock of the steps-per-second, from which it is ta
 
 class HookRunner:
     """The hooks of one session, and the time that each of them takes.
+
+    A hook may have a method ``_sleeps_until() -> int | None``, called after a run: before the run that reaches that
+    step, ``before_run`` and ``after_run`` need not be called; None says that they always have to be. It counts for the
+    very class that defines it, since one that is derived from it may do more in each run.
 
     Args:
         hooks: Checked hooks (`monsess.hook.check_hooks`), in order.
@@ -61,9 +66,12 @@ class HookRunner:
         self.on_chief: str | None = None
         #: dict of str to float: seconds spent in each hook's methods, by key.
         self.seconds: dict[str, float] = dict.fromkeys(self.keys, 0.0)
-        # A method that is not overridden is not called: it costs nothing per step.
-        self._before = self._those_with("before_run")
-        self._after = self._those_with("after_run")
+        # A method that is not overridden is not called, nor is a hook that is not due: it costs nothing per step.
+        self._all_before = self._before = self._those_with("before_run")
+        self._all_after = self._after = self._those_with("after_run")
+        self._asleep: dict[int, int] = {}  # by id of a hook: up to which step it need not be called
+        self._wake_at: float = math.inf
+        self._restless: list[Any] = []  # those that may fall asleep after the next run
         self._listeners = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "log")]
         self._running: list[str] = []  # those that are running just now, each called by the one before it
         self._inner = 0.0  # seconds of the hooks that the running one has called
@@ -107,6 +115,9 @@ class HookRunner:
             The end of the data, if a hook has met it already.
         """
         ended = None
+        self._restless = [hook for hook in self.hooks if "_sleeps_until" in vars(type(hook))]
+        self._asleep.clear()
+        self._choose()
         for hook, key in zip(self.hooks, self.keys, strict=True):
             try:
                 self._call(hook, key, "after_create_session", session, coord)
@@ -114,8 +125,12 @@ class HookRunner:
                 ended = end
         return ended
 
-    def before_run(self, context: SessionRunContext) -> dict[str, SessionRunArgs]:
+    def before_run(self, context: SessionRunContext, steps: int) -> dict[str, SessionRunArgs]:
         """Call ``before_run`` in order.
+
+        Args:
+            context: Of the run.
+            steps: How many it adds.
 
         Returns:
             By hook key, what the hooks that asked for something asked for.
@@ -123,6 +138,8 @@ class HookRunner:
         Raises:
             HookError: A hook returned something else than None or SessionRunArgs.
         """
+        if context.global_step + steps >= self._wake_at:
+            self._wake(context.global_step + steps)
         requests: dict[str, SessionRunArgs] = {}
         for hook, key, chief_only, wanted in self._each("before_run", self._before, context, (context,), {}):
             if not isinstance(wanted, SessionRunArgs):
@@ -146,6 +163,8 @@ class HookRunner:
         usual = (context, SessionRunValues(None, nonfinite, summaries))
         special = {key: (context, SessionRunValues(result, nonfinite, summaries)) for key, result in results.items()}
         self._each("after_run", self._after, context, usual, special)
+        if self._restless:
+            self._let_sleep(context.global_step)
 
     @property
     def listen(self) -> bool:
@@ -237,6 +256,30 @@ class HookRunner:
         if first is not None:
             raise first
 
+    def _let_sleep(self, step: int) -> None:
+        """Have those not called that say, at the end of a run, that they have nothing to do before a later step."""
+        restless = []
+        for hook in self._restless:
+            until = hook._sleeps_until()
+            if until is not None and until > step + 1:
+                self._asleep[id(hook)] = until
+            elif until is not None:
+                restless.append(hook)
+        self._restless = restless
+        self._choose()
+
+    def _wake(self, step: int) -> None:
+        """Have those called again that have something to do in a run that ends at ``step``."""
+        self._restless += [hook for hook in self.hooks if self._asleep.get(id(hook), step + 1) <= step]
+        for hook in self._restless:
+            self._asleep.pop(id(hook), None)
+        self._choose()
+
+    def _choose(self) -> None:
+        self._before = [one for one in self._all_before if id(one[1]) not in self._asleep]
+        self._after = [one for one in self._all_after if id(one[1]) not in self._asleep]
+        self._wake_at = min(self._asleep.values(), default=math.inf)
+
     def _those_with(self, method: str) -> list[tuple[Callable[..., Any], Any, str, bool]]:
         """The method, the hook, its key and whether it is the chief's alone, of each hook that overrides it."""
         return [
@@ -265,32 +308,31 @@ class HookRunner:
         ended: EndOfData | None = None
         running, seconds = self._running, self.seconds
         inner, outer = self._inner, self.on_chief
+        self._inner = 0.0
+        running.append("")
         begun = start = _now()
-        for method, hook, key, chief_only in calls:
-            context._chief_only = chief_only
-            self.on_chief = key if chief_only else None
-            self._inner = 0.0
-            running.append(key)
-            try:
-                result = method(*(special.get(key, usual) if special else usual))
-            except BaseException as error:
-                running.pop()
-                now = _now()
-                seconds[key] += now - start - self._inner
-                start = now
-                error.add_note(f"Raised by hook {hook_name(hook)} in {name}.")
-                if not isinstance(error, EndOfData) or name == "before_run":
-                    self.on_chief, self._inner = outer, inner + now - begun
-                    raise
-                ended = error
-                continue
+        try:
+            for method, hook, key, chief_only in calls:
+                context._chief_only = chief_only
+                self.on_chief = key if chief_only else None
+                running[-1] = key
+                try:
+                    result = method(*(special.get(key, usual) if special else usual))
+                except BaseException as error:
+                    error.add_note(f"Raised by hook {hook_name(hook)} in {name}.")
+                    if not isinstance(error, EndOfData) or name == "before_run":
+                        raise
+                    ended, result = error, None
+                finally:
+                    now = _now()
+                    seconds[key] += now - start - self._inner
+                    self._inner = 0.0
+                    start = now
+                if result is not None:
+                    found.append((hook, key, chief_only, result))
+        finally:
             running.pop()
-            now = _now()
-            seconds[key] += now - start - self._inner
-            start = now
-            if result is not None:
-                found.append((hook, key, chief_only, result))
-        self.on_chief, self._inner = outer, inner + start - begun
+            self.on_chief, self._inner = outer, inner + start - begun
         if ended is not None:
             raise ended
         return found

@@ -82,7 +82,7 @@ class MonitoredSession:
         hooks = self._hooks if with_hooks and counted else self._no_hooks
 
         context = SessionRunContext(self, args, self._global_step)
-        requests = hooks.before_run(context)
+        requests = hooks.before_run(context, step.steps_per_run)
         feeds = merge_feeds(requests) if requests else {}
         takes_batch = self._feeding.has_data and step.kind == "train" and wants_data(step, len(args), feeds)
         layout = self._dispatcher.layout_for(step, self._layout)

@@ -181,6 +181,11 @@ class Cadence:
             return True
         return self._fire_at_first_run and before == 0 < after
 
+    def next_due(self, step: int) -> int | None:
+        """The first step after ``step`` at which a run may be due; None if that is a matter of seconds."""
+        n = self._every_n_steps
+        return None if n is None or self._every_secs is not None else (step // n + 1) * n
+
     def elapsed(self) -> bool:
         """Whether the seconds are due now; stays so until `rearm`."""
         secs = self._every_secs

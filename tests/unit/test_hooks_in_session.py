@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import toy
 
 import monsess as ms
 from monsess.hook import hook_name
+from monsess.hooks import step_counter
 from monsess.runner import HookRunner
+from monsess.testing import FakeClock
 
 OFF = {"save_checkpoint_secs": None, "save_checkpoint_steps": None}
 
@@ -346,3 +349,84 @@ def test_what_all_processes_have_to_do_is_refused_to_the_chief_alone(hook):
 def test_what_the_chief_may_do_alone(hook):
     assert HookRunner((hook,), (hook,), process_count=2).hooks == (hook,)
     assert HookRunner((hook,), (hook,), chief=False, process_count=2).hooks == ()
+
+
+@ms.train_step(steps_per_run=3)
+def three(state):
+    return state + 3, {"loss": 1.0 / (1.0 + state)}
+
+
+@ms.train_step
+def single(state):
+    return state + 1, {"loss": 1.0 / (1.0 + state)}
+
+
+class Notes(ms.SessionRunHook):
+    """Which values were logged at which step."""
+
+    def begin(self):
+        self.heard = []
+
+    def log(self, step, scalars):
+        self.heard.append((step, sorted(scalars)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_hook_that_sleeps_does_what_one_that_is_always_called_does(tmp_path, seed, lines):
+    """A derived class is called in every run; runs of several steps and those without hooks are among them."""
+    choose = random.Random(seed)
+    every = choose.randint(2, 9)
+    makes = [
+        (ms.CheckpointSaverHook, {"save_steps": every}),
+        (ms.StepCounterHook, {"every_n_steps": every}),
+        (ms.SummarySaverHook, {"save_steps": every}),
+        (ms.LoggingTensorHook, {"tensors": ["loss"], "every_n_iter": every}),
+        (ms.ReplicaCheckHook, {"every_n_steps": every}),
+    ]
+    runs = [(choose.choice([single, single, three]), choose.random() < 0.8) for _ in range(40)]
+    seen = []
+    for derived in (False, True):
+        lines()
+        hooks = [(type(kind.__name__, (kind,), {}) if derived else kind)(**given) for kind, given in makes]
+        notes, url, slept = Notes(), tmp_path / str(derived), False
+        with ms.MonitoredTrainingSession(
+            lambda: 0.0,
+            checkpoint_dir=url,
+            hooks=[*hooks, notes],
+            keep=ms.KeepLast(100),
+            save_summaries_steps=None,
+            log_step_count_steps=None,
+            **OFF,
+        ) as sess:
+            for step, with_hooks in runs:
+                (sess.run if with_hooks else sess.run_without_hooks)(step)
+                slept = slept or bool(sess._hooks._asleep)
+        assert slept is not derived
+        seen.append((notes.heard, saved(url), [line.split(" (")[0] for line in lines() if "loss = " in line]))
+    assert seen[0] == seen[1]
+    assert len(seen[0][0]) > 5
+
+
+def test_a_hook_that_is_not_due_is_not_called(tmp_path):
+    hook = ms.LoggingTensorHook(["loss"], every_n_iter=10)
+    called = []
+    with ms.MonitoredTrainingSession(lambda: 0.0, hooks=[hook], log_step_count_steps=None) as sess:
+        runner = sess._hooks
+        for _ in range(25):
+            sess.run(single)
+            called.append(len(runner._after))
+    assert called == [0] * 25
+    assert runner._wake_at == 30
+
+
+def test_the_time_that_logging_a_rate_takes_is_no_training(lines, monkeypatch):
+    with FakeClock() as clock:
+        log = step_counter.logger.info
+        monkeypatch.setattr(step_counter.logger, "info", lambda *line: (clock.advance(0.25), log(*line)))
+        hook = ms.StepCounterHook(every_n_steps=2)
+        with ms.MonitoredTrainingSession(lambda: 0.0, hooks=[hook], log_step_count_steps=None) as sess:
+            for _ in range(9):
+                clock.advance(0.1)
+                sess.run(single)
+    rates = [float(line.split()[-1]) for line in lines() if line.startswith("global_step/sec")]
+    assert rates == pytest.approx([10.0] * 4)
