@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
@@ -81,6 +82,10 @@ class GlobalStepWaiterHook(SessionRunHook):
             if self._target > 0:
                 self._wait(run_context)
             self._passed = True
+
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return sys.maxsize
 
     def _wait(self, run_context: SessionRunContext) -> None:
         if self._step_fn is None:

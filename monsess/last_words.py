@@ -189,7 +189,10 @@ def say_goodbye(failure_secs: float, dead: Collection[int] = ()) -> None:
         channel.post(f"{_GONE}/{channel.index}", "")
         deadline = time.monotonic() + min(_LINGER_SECS, failure_secs / 3)
         while channel.index == 0 and time.monotonic() < deadline:
-            if len({*dead, *map(int, channel.under(_GONE))}) >= channel.count:
+            gone = {*dead, *map(int, channel.under(_GONE))}
+            # Whoever has come to its end well waits in JAX's exit for all, and cannot be helped.
+            gone.update(int(index) for index, what in channel.under(_LEFT).items() if not what)
+            if len(gone) >= channel.count:
                 return
             time.sleep(0.05)
 

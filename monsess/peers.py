@@ -7,6 +7,7 @@ it is stuck, in a collective whose other side is gone, the thread ends the proce
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import threading
@@ -23,6 +24,7 @@ from monsess.joint import JointCall, Place, difference, position
 from monsess.last_words import say_goodbye, those_who_left
 from monsess.launch.records import write_record
 from monsess.log import logger
+from monsess.process_name import ProcessName, is_alive, is_here, this_process
 from monsess.progress import Progress
 from monsess.without_barrier import end_without_barrier
 
@@ -31,6 +33,8 @@ _BEAT_SECS = 0.25
 _LOOK_SECS, _LONGEST_LOOK_SECS = 0.00005, 0.02
 #: After a collective has failed, a peer that tells nothing for so long is the one that is gone.
 _SILENT_SECS = 2.5
+#: One of the same machine, which can be looked at.
+_SILENT_HERE_SECS = 1.0
 #: Without such an error, this part of the failure limit: a process that holds Python's lock for seconds is not dead.
 _SILENT_PART = 0.6
 #: Said at this part of it: JAX, which misses two of its heartbeats, may abort this process before it can say more.
@@ -38,6 +42,8 @@ _TOLD_PART = 0.3
 _RAISE_SECS = 2.0
 _PREEMPTION_SECS = 40.0
 _REMEMBERED = 64
+#: What is no failure of the process that finds it, but of all.
+_OF_ALL = {kind.__name__: kind for kind in (LeftAloneError, ProcessesDivergedError)}
 
 
 class Peers:
@@ -61,6 +67,7 @@ class Peers:
         self._programs: deque[tuple[int, int, bool]] = deque(maxlen=_REMEMBERED)  # number, program, whether it is sure
         self._ends_at: float | None = None
         self._suspicious = False  # a collective has failed: somebody is gone
+        self._failure_told = False
         self._unexplained: BaseException | None = None  # the newest error that nobody else is behind
         self._told_of: set[int] = set()  # peers whose silence people have been told of
         self._dead: set[int] = set()  # peers that were found to be dead, for whom nobody has to wait
@@ -83,6 +90,7 @@ class Peers:
             stop: Gives the stop that was agreed on, or None.
         """
         self._stop = stop
+        self._channel.post(f"process/{self._channel.index}", json.dumps(dataclasses.asdict(this_process())))
         self._tell()
         self._thread.start()
 
@@ -175,8 +183,17 @@ class Peers:
         self._ends_at = time.monotonic() + 0.8 * self._failure_secs
         if isinstance(error, PeerFailedError):
             return  # the culprit has told itself, or somebody else has told of it
-        text = "".join(traceback.format_exception(error))
-        self._post_failure({"process": self._channel.index, "step": self.progress.step, "error": _shown(error)}, text)
+        self._tell_failure(error)
+
+    def _tell_failure(self, error: BaseException) -> None:
+        """Tell the others, once, how this process fails, or in what all of them do."""
+        if self._failure_told:
+            return
+        self._failure_told = True
+        record = {"process": self._channel.index, "step": self.progress.step, "error": _shown(error)}
+        if isinstance(error, tuple(_OF_ALL.values())):
+            record |= {"kind": type(error).__name__, "message": str(error)}
+        self._post_failure(record, "".join(traceback.format_exception(error)))
 
     def _post_failure(self, record: dict[str, Any], text: str | None) -> None:
         """Tell of a failure of this process, or, without the ``text`` of a traceback, that another one is dead."""
@@ -287,7 +304,7 @@ class Peers:
     def _look(self) -> MonsessError | None:
         failed = [json.loads(value) for value in self._channel.under("failed").values()]
         if failed:
-            self._dead.update(record["process"] for record in failed if record["text"] is None)
+            self._dead.update(one["process"] for one in failed if one["text"] is None and "lives" not in one)
             return _failure(min(failed, key=lambda record: record["order"]))
         now = time.monotonic()
         status = {int(index): json.loads(value) for index, value in self._channel.under("status").items()}
@@ -309,6 +326,7 @@ class Peers:
             found = self._compare(index, *rest[:4]) or self._compare_programs(index, beat, rest[4], rest[5])
             found = found or self._compare_endings(index, rest[0], rest[6]) or self._compare_calls(index, beat, rest)
             if found is not None:
+                self._tell_failure(found)  # whose training thread is stuck in a collective cannot
                 return found
         return self._look_for_silence(status, now) or self._look_for_a_stall(status, now)
 
@@ -318,7 +336,8 @@ class Peers:
         index, (_, heard) = min(self._beats.items(), key=lambda item: item[1][1])
         silent = now - heard
         _, _, step, doing, *_ = status[index]
-        if silent <= (_SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs):
+        patience = _SILENT_SECS if self._suspicious else _SILENT_PART * self._failure_secs
+        if silent <= patience and not (silent > _SILENT_HERE_SECS and self._is_gone(index)):
             if silent > _TOLD_PART * self._failure_secs and index not in self._told_of:
                 self._told_of.add(index)
                 logger.warning(
@@ -333,6 +352,12 @@ class Peers:
         self._post_failure({"process": index, "step": step, "error": text}, None)
         return PeerFailedError(text)
 
+    def _is_gone(self, index: int) -> bool:
+        """Whether a process of this machine is provably dead."""
+        named = self._channel.under("process").get(str(index))
+        name = None if named is None else ProcessName(**json.loads(named))
+        return name is not None and is_here(name) and not is_alive(name)
+
     def _look_for_a_stall(self, status: dict[int, list[Any]], now: float) -> MonsessError | None:
         if now - self._moved <= self._stall_secs:
             return None
@@ -342,10 +367,13 @@ class Peers:
         if missing and waits:
             return None  # all wait for one that has not come yet, and that wait has a limit of its own
         late = f" {processes(missing).capitalize()} did not come so far." if missing else ""
-        return PeerFailedError(
+        text = (
             f"No process has made any progress for {self._stall_secs:g} s (stall_timeout_secs). Process {behind} is "
             f"furthest behind: step {step}, {doing}.{late}"
         )
+        # The others may take what this process does from here on for progress, and would have to wait once more.
+        self._post_failure({"process": behind, "step": step, "error": text, "lives": True}, None)
+        return PeerFailedError(text)
 
     def _compare(self, index: int, dispatched: int, step: int, doing: str, left: int | None) -> MonsessError | None:
         own = self.progress
@@ -427,9 +455,11 @@ def _went_on(left: int | None, others_left: int | None, others_dispatched: int) 
     return left is not None and left < (others_dispatched if others_left is None else others_left)
 
 
-def _failure(record: dict[str, Any]) -> PeerFailedError:
+def _failure(record: dict[str, Any]) -> MonsessError:
     if record["text"] is None:
         return PeerFailedError(record["error"])
+    if "kind" in record:
+        return _OF_ALL[record["kind"]](record["message"])
     error = PeerFailedError(
         f"Process {record['process']} failed at step {record['step']}: {record['error']} All processes end; its own "
         "log has more."

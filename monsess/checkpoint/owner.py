@@ -11,10 +11,10 @@ import math
 import time
 from datetime import datetime
 
-from monsess.checkpoint.processes import ProcessName, is_alive, is_here, this_process
 from monsess.checkpoint.store import CheckpointStore
 from monsess.errors import DirectoryInUseError
 from monsess.log import logger
+from monsess.process_name import ProcessName, is_alive, is_here, this_process
 from monsess.storage import Storage
 
 OWNER = "owner.json"

@@ -26,10 +26,10 @@ from typing import Any
 from monsess import clock
 from monsess.checkpoint.locking import DirectoryLock
 from monsess.checkpoint.owner import OWNER, Owner, encode, live_attempts, look, read
-from monsess.checkpoint.processes import this_process
 from monsess.checkpoint.store import CheckpointStore
 from monsess.errors import DirectoryInUseError, StorageError
 from monsess.log import logger
+from monsess.process_name import this_process
 
 #: Environment variable by which a launcher names the job whose attempts follow one another.
 LAUNCH_ID = "MONSESS_LAUNCH_ID"

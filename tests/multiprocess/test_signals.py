@@ -359,6 +359,9 @@ def test_people_are_told_from_another_thread(caplog):
 
 def test_an_ignored_signal_stays_ignored():
     """A shell starts a job in the background so, and its Ctrl-C is meant for another program."""
+    for thread in threading.enumerate():
+        if thread.name == "monsess-signals":  # of an earlier test: what it reads late would stop this session
+            thread.join(10)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as sess:

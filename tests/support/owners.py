@@ -9,8 +9,8 @@ from typing import Any
 
 from monsess.checkpoint.owner import Owner
 from monsess.checkpoint.ownership import Ownership
-from monsess.checkpoint.processes import ProcessName, _stat, this_process
 from monsess.checkpoint.store import CheckpointStore
+from monsess.process_name import ProcessName, _stat, this_process
 
 
 def process_of(pid: int) -> ProcessName:

@@ -14,7 +14,7 @@ from owners import acquired
 
 from monsess.checkpoint import CheckpointStore
 from monsess.checkpoint.owner import OWNER, Owner, encode
-from monsess.checkpoint.processes import _stat, this_process
+from monsess.process_name import _stat, this_process
 
 
 @pytest.fixture(params=["local", "memory"])

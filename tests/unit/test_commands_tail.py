@@ -20,8 +20,8 @@ from command_line import CommandLine, Files
 from written import checkpoint, end, start, values, write
 
 from monsess.checkpoint.owner import OWNER, Owner, encode
-from monsess.checkpoint.processes import this_process
 from monsess.errors import StorageError
+from monsess.process_name import this_process
 from monsess.records.lines import FILE
 from monsess.records.lines import encode as line
 from monsess.records.reading import Follower

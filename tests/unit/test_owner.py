@@ -15,9 +15,9 @@ from checkpoints import fresh
 from owners import acquired, forge, process_of
 
 from monsess.checkpoint.owner import UnknownOwner, decode, encode, find_owner, look, read_owner, unlock
-from monsess.checkpoint.processes import is_alive, is_here, this_process
 from monsess.checkpoint.store import CheckpointStore
 from monsess.errors import DirectoryInUseError, StorageError
+from monsess.process_name import is_alive, is_here, this_process
 from monsess.testing import Faults
 
 

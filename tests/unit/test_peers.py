@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
+
 import pytest
 
 import monsess as ms
 from monsess import last_words
 from monsess import peers as module
 from monsess.peers import Peers
+from monsess.process_name import this_process
 
 FAILURE, STALL = 10.0, 100.0
 
@@ -305,3 +311,45 @@ def test_blame_that_finds_nobody_suspects_nobody(job, now):
     other.report(ValueError("planned"))
     assert beat(one) != [None]
     assert isinstance(one.blame(error), ms.PeerFailedError)
+
+
+def test_a_stall_that_one_has_found_is_known_to_all(job, now):
+    """Its own end looks like progress to the others, who would wait for as long once more."""
+    first, other = job(2)
+    silence(now, [first, other], STALL - 1)
+    first._moved -= 5
+    (found,) = beat(first)
+    first.progress.doing = "ending"
+    assert str(watch(other)) == str(found)
+    assert "No process has made any progress" in str(found)
+    assert first._dead == other._dead == set()  # they are waited for at the end
+
+
+def test_one_whose_training_thread_is_stuck_tells_what_all_fail_in(job, now):
+    one, other = job(2)
+    for process, program in ((one, 7), (other, 8)):
+        process.dispatching(1, program, sure=True)
+        process.under_way()
+    other._programs.clear()  # it would not find it by itself
+    one._tell()
+    other._programs.append((1, 8, True))
+    other._tell()
+    found = watch(one)
+    assert isinstance(found, ms.ProcessesDivergedError)
+    other._programs.clear()
+    heard = watch(other)
+    assert isinstance(heard, ms.ProcessesDivergedError)
+    assert str(heard) == str(found)
+
+
+def test_one_of_this_machine_that_is_gone_need_not_be_silent_for_long(job, now):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        living = job(2)[0]
+        name = dataclasses.replace(this_process(), pid=process.pid, start_time="")
+        living._channel.post("process/1", json.dumps(dataclasses.asdict(name)))
+        assert silence(now, [living], 2.0) == [None]  # it may be busy
+        process.kill()
+        process.wait()
+        (found,) = silence(now, [living], 0.5)
+    assert "Process 1 has been silent for 2 s; it was at step 0 (starting). It was killed" in str(found)
+    assert living._dead == {1}
