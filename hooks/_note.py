@@ -15,15 +15,15 @@ from monsess.storage import Storage
 
 NAME = "goodput.json"
 _EVERY_SECS = 10.0
-#: Seconds that a step may always pay: on a disk of this machine it is one or two millionths.
-_CHEAP = 1e-4
 _FIRST_COST = 2e-6
-#: Of the time, the part that writing the step to a local file may take where that is slow: one in so many.
-_PART = 50
+#: Of the time, the part that writing the step to a local file may take: one in so many.
+_PART = 200
 
 
 class Note:
     """How far a run has come: on a local path as of its newest step, elsewhere as of the last ten seconds.
+
+    Where steps are so short that noting each would slow the run down, it is one of the last few.
 
     Args:
         storage: Where the note is kept.
@@ -75,7 +75,7 @@ class Note:
             self._give_up(error)
 
     def tell(self, step: int, elapsed: float) -> None:
-        """Note a step; on a local path at once, unless that takes long there."""
+        """Note a step; on a local path at once, unless that would take half a percent of the time."""
         self._step, self._elapsed = step, elapsed
         if self._file is not None and elapsed >= self._next:
             begun = time.perf_counter()
@@ -85,8 +85,7 @@ class Note:
                 self._give_up(error)
             # Twice as long as before at most: now and then a write takes long because the process has to wait.
             self._cost = min(time.perf_counter() - begun, 2 * self._cost)
-            if self._cost > _CHEAP:
-                self._next = elapsed + _PART * self._cost
+            self._next = elapsed + _PART * self._cost
 
     def close(self, final: Mapping[str, Any] | None, seconds: float) -> None:
         """Note the end.
