@@ -15,6 +15,7 @@ import pytest
 import monsess as ms
 
 HOOKS = Path(__file__).parents[2] / "hooks"
+DOCS = Path(__file__).parents[2] / "docs"
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "hooks.py"
 EVERY = 100
 
@@ -68,3 +69,11 @@ def test_the_list_is_complete(benchmark):
     others = {"FeedFnHook", "ProfilerHook", "MLflowHook", "WandbHook", "StopAfterNEvalsHook"}
     public = {name for name in ms.__all__ if name.endswith("Hook") and name != "SessionRunHook"}
     assert public - others <= set(benchmark.hooks(rows=8))
+
+
+@pytest.mark.parametrize("name", sorted({name for name in ms.__all__ if name.endswith("Hook")} - {"SessionRunHook"}))
+def test_every_hook_has_a_place_in_the_documentation_and_an_example(name):
+    """`test_doctests.py` and `test_documents.py` run them."""
+    assert ">>> " in getattr(ms, name).__doc__
+    assert name in (DOCS / "hooks.md").read_text()
+    assert f"monsess.{name}" in (DOCS / "reference.md").read_text()
