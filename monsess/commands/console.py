@@ -86,6 +86,18 @@ class Console:
         if self.as_json:
             self._write(json.dumps(_finite(content), indent=2, ensure_ascii=True, allow_nan=False))
 
+    def raw(self, text: str) -> None:
+        """Write a file that was asked for on standard output, in UTF-8 as on a disk."""
+        with self._lock:
+            self._clear()
+            self._out.flush()
+            buffer = getattr(self._out, "buffer", None)
+            if buffer is None:
+                self._out.write(text)
+            else:
+                buffer.write(text.encode())
+                buffer.flush()
+
     def note(self, text: str) -> None:
         """Write a line to standard error."""
         with self._lock:

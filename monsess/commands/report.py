@@ -23,7 +23,11 @@ def configure(parser: Parser) -> None:
     """Add the arguments of ``monsess report``."""
     add_store(parser)
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="report.html", help="the page; written over (default: report.html)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="report.html",
+        help="the page, written over (default: report.html); - is standard output",
     )
 
 
@@ -32,13 +36,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from monsess.report import view_of
     from monsess.report.page import render
 
+    to_stdout = args.output == "-"
+    if to_stdout and console.as_json:
+        raise UsageError("--json and -o - both want standard output. Write the page to a file.")
     plotly = _plotly()
     store = open_store(args)
     with console.progress(f"reading {store.url}"):
         view = view_of(store)
         if not view.story.attempts and not view.kept:
             raise MonsessError(f"{nothing_there(store)}, and nothing is recorded there")
-        page = render(view, plotly).encode()
+        text = render(view, plotly)
+    if to_stdout:
+        console.raw(text)
+        return 0
+    page = text.encode()
     _write(args.output, page)
     last = view.story.last
     document: dict[str, Any] = {

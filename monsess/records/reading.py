@@ -99,7 +99,8 @@ class Metrics:
         self.events: list[dict[str, Any]] = []
         #: list[Attempt]: in order; a recovery inside a process begins one as a restart does.
         self.attempts: list[Attempt] = []
-        self._values: dict[str, dict[int, Point]] = {}
+        self._values: dict[str, dict[int, Point]] = {}  # in the order of their steps, but for these tags
+        self._unordered: set[str] = set()
         for record in records:
             self.add(record)
 
@@ -115,7 +116,10 @@ class Metrics:
         if isinstance(scalars, Mapping):
             for tag, value in scalars.items():
                 if isinstance(value, (int, float)):
-                    self._values.setdefault(tag, {})[step] = Point(step, time, value)
+                    values = self._values.setdefault(tag, {})
+                    if values and step not in values and step < next(reversed(values)):
+                        self._unordered.add(tag)
+                    values[step] = Point(step, time, value)
         elif isinstance(kind, str):
             event = dict(record)
             self.events.append(event)
@@ -142,8 +146,11 @@ class Metrics:
 
     def _roll_back(self, step: int) -> None:
         for tag, values in self._values.items():
-            if any(one > step for one in values):
+            if tag in self._unordered:
                 self._values[tag] = {one: point for one, point in values.items() if one <= step}
+                continue
+            while values and next(reversed(values)) > step:
+                values.popitem()
 
 
 def read_metrics(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Metrics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import threading
 import time
 
@@ -73,6 +74,21 @@ def test_a_start_voids_what_was_recorded_of_later_steps():
 def test_a_tag_that_only_a_rolled_back_step_had_is_gone():
     metrics = Metrics([start(0), scalars(3, odd=1.0), start(2, 2)])
     assert metrics.curves == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_logged_in_whatever_order_what_a_restart_undoes_is_gone(seed):
+    choose = random.Random(seed)
+    records, expected = [start(0)], {}
+    for _ in range(60):
+        step = choose.randrange(30)
+        if choose.random() < 0.2:
+            records.append(start(step, step))
+            expected = {one: value for one, value in expected.items() if one <= step}
+        else:
+            records.append(scalars(step, a=len(records)))
+            expected[step] = len(records) - 1
+    assert dict(points(Metrics(records), "a") if expected else ()) == expected
 
 
 def test_the_later_value_of_a_step_counts_and_steps_are_in_order():

@@ -234,6 +234,18 @@ def test_where_the_page_goes(url, call, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"report.html", "run"}, "no pieces are left"
 
 
+def test_the_page_on_standard_output(url, call, tmp_path):
+    write(url, three_kills())
+    status, out, _ = call("report", url, "-o", "-")
+    assert status == 0
+    assert out.startswith("<!doctype html>")
+    assert out.rstrip().endswith("</html>")
+    assert not (tmp_path / "-").exists()
+    status, out, err = call("report", url, "-o", "-", "--json")
+    assert (status, out) == (2, "")
+    assert "both want standard output" in err
+
+
 def test_without_plotly(url, call, monkeypatch):
     write(url, three_kills())
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
