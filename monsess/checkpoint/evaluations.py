@@ -100,6 +100,10 @@ class Evaluations:
         """The objects, relative to the directory, of steps that are not among ``steps``, as of the last `refresh`."""
         return [f"{EVALS}/{name}" for name in self._names if _step_of(name) not in steps]
 
+    def of(self, steps: Collection[int]) -> list[str]:
+        """The objects, relative to the directory, of these steps, as of the last `refresh`."""
+        return [f"{EVALS}/{name}" for name in self._names if _step_of(name) in steps]
+
     def _take(self, name: str, news: News) -> None:
         self._read[name] = news
         self._by_step.setdefault(news.step, []).append(news)

@@ -226,6 +226,10 @@ def _delete(store: CheckpointStore, surplus: list[int], records: dict[int, StepR
             store._forget(step)
             store._delete_step(step)
         gone.append(step)
+    evaluations = Evaluations(store._storage)
+    evaluations.refresh(steps=())
+    for name in evaluations.of(gone):
+        store._storage.delete(name)
     return gone
 
 

@@ -13,6 +13,7 @@ from command_line import CommandLine, Files
 from owners import acquired
 
 from monsess.checkpoint import CheckpointStore
+from monsess.checkpoint.evaluations import Evaluations
 from monsess.checkpoint.owner import OWNER, Owner, encode
 from monsess.process_name import _stat, this_process
 
@@ -98,6 +99,15 @@ def test_prune_keeps_what_it_must(url, call):
     assert sorted(store._survey().committed) == [1, 3, 5, 6, 10, 11]
     assert {"4/commit.json", "20/_CHECKPOINT_METADATA"} <= set(Files(url).names())
     assert store.verify(11) == []
+
+
+def test_prune_takes_the_evaluations_of_what_goes(url, call):
+    store = save(url, 1, 2, 3)
+    news = Evaluations(store._storage)
+    for step in (1, 2, 3, 1):
+        news.add(store._survey().committed[step], {"eval/loss": 0.5})
+    assert call("prune", url, "--keep-last", 2, "--yes")[0] == 0
+    assert sorted(name.partition("-")[0] for name in store._storage.list("evals")) == ["2", "3"]
 
 
 def test_prune_by_rank(call):
