@@ -7,7 +7,7 @@ import itertools
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -92,8 +92,16 @@ class Job:
         assert data is not None
         return data
 
-    def begin(self, batches: int) -> None:
-        """Tell what this process wishes before the first dispatch, and how many batches, at most `AHEAD`, it has."""
+    def begin(self, batches: int, schedules: Mapping[str, str]) -> None:
+        """Tell what this process wishes before the first dispatch, and how many batches, at most `AHEAD`, it has.
+
+        Args:
+            batches: So many.
+            schedules: When the hooks are due that have to be so on all processes.
+
+        Raises:
+            ProcessesDivergedError: They are due at other steps on other processes.
+        """
 
     def ballot(
         self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True
@@ -276,10 +284,23 @@ class ClusterJob(Job):
             connected = jax.pmap(lambda x: jax.lax.psum(x, "all"), "all")(np.ones(jax.local_device_count(), np.int32))
             self.wait_for(connected)
 
-    def begin(self, batches: int) -> None:
-        """Exchange what each process wishes, and how many batches it surely has."""
-        told = self.gathered("the first run", self._together.ballot(0, batches).tolist())
-        self._together.begin(np.asarray(told, np.float32).sum(axis=0))
+    def begin(self, batches: int, schedules: Mapping[str, str]) -> None:
+        """Exchange what each process wishes, how many batches it surely has, and when its hooks are due."""
+        told = self.gathered("the first run", [self._together.ballot(0, batches).tolist(), dict(schedules)])
+        for index, (_, theirs) in enumerate(told):
+            self._compare_schedules(theirs, index, told[0][1])
+        self._together.begin(np.asarray([ballot for ballot, _ in told], np.float32).sum(axis=0))
+
+    @staticmethod
+    def _compare_schedules(theirs: Mapping[str, str], index: int, chiefs: Mapping[str, str]) -> None:
+        differing = [name for name in {**chiefs, **theirs} if theirs.get(name) != chiefs.get(name)]
+        if differing:
+            name = differing[0]
+            raise ProcessesDivergedError(
+                f"{name} is to act on all processes at the same steps, but on process 0 it is due "
+                f"{chiefs.get(name, 'never, for it is not there')}, and on process {index} "
+                f"{theirs.get(name, 'never, for it is not there')}. Give all processes the same arguments."
+            )
 
     def ballot(self, step: Step, call: Call, batches: int, step_after: int, with_hooks: bool = True) -> np.ndarray:
         """What the next dispatch carries for this process."""

@@ -24,6 +24,7 @@ from monsess.hook import (
     hook_name,
 )
 from monsess.log import logger
+from monsess.timer import Cadence
 
 if TYPE_CHECKING:
     from monsess.coordinator import Coordinator
@@ -165,6 +166,15 @@ class HookRunner:
         self._each("after_run", self._after, context, usual, special)
         if self._restless:
             self._let_sleep(context.global_step)
+
+    def schedules(self) -> dict[str, str]:
+        """By key, in words, when the hooks are due that have to be so on all processes at the same steps."""
+        found: dict[str, str] = {}
+        for hook, key in zip(self.hooks, self.keys, strict=True):
+            cadences = [str(one) for one in getattr(hook, "__dict__", {}).values() if isinstance(one, Cadence)]
+            if cadences and getattr(hook, "on_all_processes", False):
+                found[key] = ", ".join(cadences)
+        return found
 
     @property
     def listen(self) -> bool:

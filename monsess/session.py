@@ -605,7 +605,7 @@ class MonitoredSession:
         if restored is not None or self.recoveries:
             self._hooks.load_state_dicts(stored)
         self._stopping.at_end_of_data(self._hooks.after_create_session(self, self._coord))
-        self._job.begin(self._feeding.ahead())
+        self._job.begin(self._feeding.ahead(), self._hooks.schedules())
         self._stopping.look_at_limit(step)
 
     # ---- during the loop

@@ -170,6 +170,11 @@ class Cadence:
         self._fire_at_first_run = fire_at_first_run
         self._since = clock.monotonic()
 
+    def __str__(self) -> str:
+        steps = None if self._every_n_steps is None else f"every {self._every_n_steps} steps"
+        secs = None if self._every_secs is None else f"every {self._every_secs:g} s"
+        return " and ".join(filter(None, (steps, secs)))
+
     def rearm(self) -> None:
         """Count the seconds from now: when a session starts or recovers, and when the seconds have been due."""
         self._since = clock.monotonic()

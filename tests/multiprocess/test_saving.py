@@ -33,6 +33,23 @@ def test_only_the_chief_needs_the_directory(cluster, on):
     assert "in the checkpoint_dir of process 0" in ended[1].output or on == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [([4, 5], ("every 4 steps", "every 5 steps")), ([4, None], ("every 4 steps", "never, for it is not there"))],
+)
+def test_processes_that_are_to_save_at_other_steps_are_refused(cluster, steps, found):
+    """Before the first step; their saves would wait for each other in vain."""
+    url = cluster.folder("checkpoints")
+    ended = cluster.run(2, url=str(url), call="cluster_saving:other_schedule", arguments={"steps": steps})
+    assert [one.code for one in ended] == [1, 1], outputs(ended)
+    for one in ended:
+        assert (
+            "ProcessesDivergedError: CheckpointSaverHook is to act on all processes at the same steps, but on process "
+            f"0 it is due {found[0]}, and on process 1 {found[1]}. Give all processes the same arguments."
+        ) in one.output
+    assert not saved(url)
+
+
 def test_a_directory_on_the_others_alone_is_refused(cluster):
     url = cluster.folder("checkpoints")
     ended = cluster.run(2, url=str(url), call="cluster_saving:directory_on_the_others")
@@ -45,7 +62,7 @@ def test_a_directory_on_the_others_alone_is_refused(cluster):
 @pytest.mark.slow
 def test_a_process_that_does_not_save_with_the_others_is_named(cluster):
     url = cluster.folder("checkpoints")
-    ended = cluster.run(2, url=str(url), call="cluster_saving:cadence_on_the_chief")
+    ended = cluster.run(2, url=str(url), call="cluster_saving:save_of_the_chief")
     assert [one.code for one in ended] == [1, 1], outputs(ended)
     assert "SaveError: Step 3 was not saved. Process 0 waited 4 s for process 1: the save of step 3." in ended[0].output
     assert "PeerFailedError: Process 0 failed at step 6: SaveError: Step 3" in ended[1].output

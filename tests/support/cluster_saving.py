@@ -79,18 +79,20 @@ def directory_on_the_others(options: Options) -> dict[str, Any]:
     return report(session)
 
 
-def cadence_on_the_chief(options: Options) -> dict[str, Any]:
-    """The others are told not to save before the end."""
+def save_of_the_chief(options: Options) -> dict[str, Any]:
+    """The chief alone asks for a save, and says that all do."""
     with ms.MonitoredTrainingSession(
         init_fn,
         data=numbers(options, 6),
         checkpoint_dir=options.url,
-        save_checkpoint_steps=None if options.index else 3,
+        save_checkpoint_steps=None,
         save_checkpoint_secs=None,
         checkpoint=ms.CheckpointOptions(save_timeout_secs=5),
     ) as session:
         while not session.should_stop():
             session.run(add)
+            if session.is_chief and session.global_step == 3:
+                session.request_save(everywhere=True)
     return report(session)
 
 
@@ -166,3 +168,14 @@ def wishes_that_overlap(options: Options) -> dict[str, Any]:
             if options.index == 1 and session.global_step == 5:
                 session.request_save()
     return {**report(session), "saved_at": saved}
+
+
+def other_schedule(options: Options) -> None:
+    """Process 1 was started with another number of steps between two checkpoints."""
+    ms.MonitoredTrainingSession(
+        init_fn,
+        data=numbers(options),
+        checkpoint_dir=options.url,
+        save_checkpoint_steps=options.arguments["steps"][options.index],
+        hooks=[ms.StopAtStepHook(last_step=20)],
+    )
