@@ -14,16 +14,17 @@ from monsess.log import logger
 from monsess.storage import Storage
 
 NAME = "goodput.json"
-_EVERY_SECS = 10.0
-_FIRST_COST = 2e-6
-#: Of the time, the part that writing the step to a local file may take: one in so many.
-_PART = 200
+#: Between two notes: on a local path, and elsewhere.
+_LOCAL_SECS, _EVERY_SECS = 0.005, 10.0
+#: Of the time, the part that writing the note to a local file may take where that is slow: one in so many.
+_PART = 50
 
 
 class Note:
     """How far a run has come: on a local path as of its newest step, elsewhere as of the last ten seconds.
 
-    Where steps are so short that noting each would slow the run down, it is one of the last few.
+    A thread writes it, since a write takes the time of a short step where the disk is busy; where steps are shorter
+    than five milliseconds it is as of the last five.
 
     Args:
         storage: Where the note is kept.
@@ -32,11 +33,9 @@ class Note:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._rest = b""
-        self._step, self._elapsed = 0, 0.0
-        self._file: int | None = None
-        self._next = 0.0
-        self._cost = _FIRST_COST
-        self._closed = threading.Event()
+        self._newest = (0, 0.0)  # step, and seconds since the attempt began
+        self._begun_anew = False  # the rest is another one than that in the file
+        self._news, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def read(self) -> dict[str, Any] | None:
@@ -59,33 +58,17 @@ class Note:
             elapsed: Seconds since the attempt began.
         """
         self._rest = b", " + json.dumps(dict(about)).encode()[1:] + b"\n"
-        self._step, self._elapsed, self._next = step, elapsed, 0.0
-        path = self._storage.local_path
-        self._let_go()
-        if path is None:
-            if self._thread is not None:
-                return
+        self._newest, self._begun_anew = (step, elapsed), True
+        self._news.set()
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._keep, name="monsess-goodput", daemon=True)
             self._thread.start()
-            return
-        try:
-            self._storage.write(NAME, self._content())
-            self._file = os.open(os.path.join(path, NAME), os.O_WRONLY)
-        except (StorageError, OSError) as error:
-            self._give_up(error)
 
     def tell(self, step: int, elapsed: float) -> None:
-        """Note a step; on a local path at once, unless that would take half a percent of the time."""
-        self._step, self._elapsed = step, elapsed
-        if self._file is not None and elapsed >= self._next:
-            begun = time.perf_counter()
-            try:
-                os.pwrite(self._file, self._head(), 0)
-            except OSError as error:
-                self._give_up(error)
-            # Twice as long as before at most: now and then a write takes long because the process has to wait.
-            self._cost = min(time.perf_counter() - begun, 2 * self._cost)
-            self._next = elapsed + _PART * self._cost
+        """Note a step."""
+        self._newest = (step, elapsed)
+        if not self._news.is_set():
+            self._news.set()
 
     def close(self, final: Mapping[str, Any] | None, seconds: float) -> None:
         """Note the end.
@@ -95,7 +78,7 @@ class Note:
             seconds: How long to wait at most.
         """
         self._closed.set()
-        self._let_go()
+        self._news.set()
         content = self._content() if final is None else json.dumps(dict(final)).encode() + b"\n"
         if not self._rest and final is None:
             return
@@ -110,32 +93,50 @@ class Note:
             )
 
     def _keep(self) -> None:
-        noted = -1
-        while not self._closed.wait(_EVERY_SECS if noted >= 0 else 0.0):
-            step = self._step
-            if step != noted and not self._write(self._content()):
-                return
-            noted = step
+        file: int | None = None
+        try:
+            while True:
+                self._news.wait()
+                if self._closed.is_set():
+                    return
+                self._news.clear()
+                if file is not None and self._begun_anew:
+                    os.close(file)
+                    file = None
+                pause = _LOCAL_SECS
+                if file is None:
+                    file = self._write_whole()
+                else:
+                    begun = time.perf_counter()
+                    os.pwrite(file, self._head(), 0)
+                    pause = max(pause, _PART * (time.perf_counter() - begun))
+                if self._closed.wait(_EVERY_SECS if file is None else pause):
+                    return
+        except (StorageError, OSError) as error:
+            self._give_up(error)
+        finally:
+            if file is not None:
+                os.close(file)
 
-    def _write(self, content: bytes) -> bool:
+    def _write_whole(self) -> int | None:
+        """Write the note; on a local path gives the open file, of which only the beginning changes from then on."""
+        self._begun_anew = False
+        self._storage.write(NAME, self._content())
+        path = self._storage.local_path
+        return None if path is None else os.open(os.path.join(path, NAME), os.O_WRONLY)
+
+    def _write(self, content: bytes) -> None:
         try:
             self._storage.write(NAME, content)
         except StorageError as error:
             self._give_up(error)
-            return False
-        return True
 
-    def _give_up(self, error: Exception) -> None:
+    @staticmethod
+    def _give_up(error: Exception) -> None:
         logger.warning("How far the run comes is not noted any more, so lost work will not be known: %s", error)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
     def _head(self) -> bytes:
-        return b'{"step": %12d, "elapsed": %18.6f' % (self._step, self._elapsed)  # always of the same length
+        return b'{"step": %12d, "elapsed": %18.6f' % self._newest  # always of the same length
 
     def _content(self) -> bytes:
         return self._head() + self._rest

@@ -84,9 +84,9 @@ class GoodputHook(SessionRunHook):
     code, where outputs are converted and so waited for), ``start`` (restoring or initialising), ``lost`` (everything
     since the checkpoint that a run had to go back to) and ``down`` (from the end of a killed attempt to the start of
     the next). They add up to ``wall``. The totals are stored with each checkpoint; how far a run came is noted in
-    ``goodput.json`` beside the checkpoints, on a local path with every step, unless steps are so short
-    that it would take half a percent of the time, elsewhere every ten seconds, so that the lost work is known after a
-    kill. The goodput is the share of ``step`` and ``loop``. The chief writes it to the
+    ``goodput.json`` beside the checkpoints, on a local path with every step, or every five
+    milliseconds where steps are shorter, elsewhere every ten seconds, so that the lost work is known after a kill.
+    The goodput is the share of ``step`` and ``loop``. The chief writes it to the
     records, as an event with all parts and as the curve ``goodput``, and logs a line at the end.
 
     Args:

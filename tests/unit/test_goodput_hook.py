@@ -43,8 +43,12 @@ def steps(session, clock, count, seconds=1.0, part="step"):
 
 def killed(hook):
     """What a killed attempt leaves behind: nothing is told to the hook any more."""
-    if hook._note is not None and hook._note._file is not None:
-        hook._note._let_go()
+    note = hook._note
+    if note is not None and note._thread is not None:
+        ticks.wait_until(lambda: note.read() is not None and note._storage.read(NAME) == note._content())
+        note._closed.set()
+        note._news.set()
+        note._thread.join()
 
 
 class Attempt:
@@ -284,7 +288,7 @@ class TestNote:
         attempt = Attempt(tmp_path, clock)
         for step in range(1, 8):
             attempt.run(1)
-            assert json.loads((tmp_path / NAME).read_text())["step"] == step
+            ticks.wait_until(lambda n=step: (attempt.hook._note.read() or {}).get("step") == n, seconds=5)
         attempt.kill()
 
     def test_a_file_that_is_slow_is_written_less_often(self, tmp_path, clock, monkeypatch):
@@ -298,9 +302,12 @@ class TestNote:
         slept = []
         monkeypatch.setattr(_note.os, "pwrite", slow)
         attempt = Attempt(tmp_path, clock)
-        attempt.run(101, seconds=0.01)
-        attempt.kill()
-        assert 2 <= len(slept) <= 25  # it would be 100; that they are slow has to be seen more than once
+        begun = time.monotonic()
+        while time.monotonic() < begun + 2.2:
+            attempt.run(1, seconds=0.01)
+            time.sleep(0.005)
+        assert 2 <= len(slept) <= 5  # each is followed by half a second without one; it would be 200
+        attempt.hook._note.close(None, 5)
 
     def test_a_full_disk_costs_the_note_only(self, tmp_path, clock, monkeypatch, lines):
         from monsess.hooks import _note
@@ -310,7 +317,10 @@ class TestNote:
 
         monkeypatch.setattr(_note.os, "pwrite", full)
         attempt = Attempt(tmp_path, clock)
-        attempt.run(5)
+        attempt.run(1)
+        ticks.wait_until(lambda: (tmp_path / NAME).exists())
+        attempt.run(4)
+        attempt.hook._note._thread.join(5)
         assert len([line for line in lines() if "No space left on device" in line]) == 1
         assert attempt.hook.totals["wall"] == 5
 
