@@ -174,6 +174,12 @@ def test_a_session_that_nobody_holds_any_more_holds_up_nobody(store):
 
 def test_a_session_that_nobody_closed_and_nobody_holds_holds_up_nobody(tmp_path):
     """Not even if it has saved: its threads end as well."""
+    of_session = ("monsess-heartbeat", "monsess-saver", "monsess-upkeep")
+
+    def threads():
+        return {one for one in threading.enumerate() if one.name in of_session}
+
+    before = threads()  # a test of a store that blocks for ever leaves some
 
     def live_and_die():
         sess = ms.MonitoredTrainingSession(
@@ -186,8 +192,7 @@ def test_a_session_that_nobody_closed_and_nobody_holds_holds_up_nobody(tmp_path)
     live_and_die()
     with ms.MonitoredTrainingSession(toy.init_fn, checkpoint_dir=tmp_path) as sess:
         assert sess.restored_from == 1
-    of_session = ("monsess-heartbeat", "monsess-saver", "monsess-upkeep")
-    ticks.wait_until(lambda: not [one for one in threading.enumerate() if one.name in of_session])
+    ticks.wait_until(lambda: threads() <= before)
 
 
 def test_a_half_token_is_nobodys(store, caplog):
