@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -81,9 +81,8 @@ def _open_sessions() -> list[Signals]:
     return [one for one in found if one is not None and one.is_open]
 
 
-def _stop_all(number: int) -> None:
-    """Ask all open sessions for a clean stop; not from a handler, which may have interrupted a write to the log."""
-    sessions = _open_sessions()
+def _stop(sessions: Sequence[Signals], number: int) -> None:
+    """Ask sessions for a clean stop; not from a handler, which may have interrupted a write to the log."""
     for one in sessions:
         one.received(number)
     if [one for one in sessions if one.is_news()]:
@@ -116,6 +115,11 @@ class _Handlers:
         self._wakeup = (reader, writer)
         self._previous_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=_read, args=(reader,), name="monsess-signals", daemon=True).start()
+
+    def hears(self, reader: socket.socket) -> bool:
+        """Whether what comes from ``reader`` is meant for the sessions of today."""
+        wakeup = self._wakeup
+        return wakeup is not None and wakeup[0] is reader
 
     def restore(self) -> None:
         """Only the main thread can; after any other one the next signal finds no session, and then does it."""
@@ -174,8 +178,9 @@ def _read(reader: socket.socket) -> None:
     with contextlib.closing(reader):
         while data := reader.recv(64):
             for number in data:
-                if number in EXIT_CODES:
-                    _stop_all(number)
+                sessions = _open_sessions()  # before the question: one that begins after it has nothing to do with it
+                if number in EXIT_CODES and _handlers.hears(reader):
+                    _stop(sessions, number)
 
 
 _handlers = _Handlers()
@@ -198,4 +203,4 @@ def request_preemption() -> None:
         >>> import monsess as ms
         >>> ms.request_preemption()
     """
-    _stop_all(signal.SIGTERM)
+    _stop(_open_sessions(), signal.SIGTERM)

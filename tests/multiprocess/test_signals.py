@@ -7,6 +7,7 @@ committed; or, where they cannot come to a common step, the last periodic checkp
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -345,7 +346,7 @@ def test_a_handler_may_interrupt_whoever_holds_its_lock(holder):
 
 
 @pytest.mark.timeout(30)
-def test_people_are_told_from_another_thread(caplog):
+def test_people_are_told_from_another_thread(heard, caplog):
     """The handler may have interrupted whoever writes to the same stream."""
     with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as sess:
         signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)  # the thread has not heard of it
@@ -357,11 +358,39 @@ def test_people_are_told_from_another_thread(caplog):
     assert [one.threadName for one in told] == ["monsess-signals"]
 
 
+@pytest.mark.timeout(30)
+def test_what_is_read_late_stops_no_later_session(heard):
+    """The thread that reads signals may be held, by a log that blocks, until its sessions have long ended."""
+    free = threading.Event()
+
+    class Blocked(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:  # without a lock, which would hold the main thread too
+            if threading.current_thread().name == "monsess-signals":
+                assert free.wait(20)
+            return True
+
+    handler = Blocked()
+    logging.getLogger("monsess").addHandler(handler)
+    try:
+        with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as sess:
+            signal.raise_signal(signal.SIGTERM)
+            reader = next(one for one in threading.enumerate() if one.name == "monsess-signals")
+            signal.raise_signal(signal.SIGTERM)  # may be read together with the first one
+            time.sleep(0.1)
+            signal.raise_signal(signal.SIGTERM)
+            assert sess.should_stop()
+        with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as later:
+            free.set()
+            reader.join(20)
+            assert not reader.is_alive()
+            assert not later.should_stop()
+    finally:
+        free.set()
+        logging.getLogger("monsess").removeHandler(handler)
+
+
 def test_an_ignored_signal_stays_ignored():
     """A shell starts a job in the background so, and its Ctrl-C is meant for another program."""
-    for thread in threading.enumerate():
-        if thread.name == "monsess-signals":  # of an earlier test: what it reads late would stop this session
-            thread.join(10)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with ms.MonitoredTrainingSession(lambda: 0.0, on_preemption="return") as sess:
