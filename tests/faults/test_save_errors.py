@@ -283,6 +283,31 @@ def test_the_last_save_that_fails_is_an_error_of_the_session(url, faults, error)
     assert ms.latest_checkpoint(url, storage_options={"faults": faults}) == 20
 
 
+@pytest.mark.timeout(120)
+def test_a_store_that_was_silent_for_the_whole_limit_is_not_waited_for_twice(url, faults, monkeypatch):
+    """Two saves are under way when a session ends; the second one is tried, and not for as long once more."""
+    monkeypatch.setitem(Storage.__init__.__kwdefaults__, "stall_secs", 0.2)
+    silent_since = []
+
+    def after_run(session: Any, step: int) -> None:
+        if step == LAST_STEP - 6:
+            until(lambda: ms.CheckpointStore(url, {"faults": faults}).steps() == [5, 10, 15])
+            faults.block("any", times=None)
+            silent_since.append(time.monotonic())
+
+    limit = 10.0
+    with pytest.raises(ms.SaveError, match=r"[Ss]tep 20 .*no answer within 0.2 s") as caught:
+        failing_run.train(
+            {"faults": faults}, after_run, url=url, checkpoint=ms.CheckpointOptions(save_timeout_secs=limit)
+        )
+    took = time.monotonic() - silent_since[0]
+    assert any("step 25 " in note.lower() for note in caught.value.__notes__), "it was tried"
+    assert 0.8 * limit < took < 1.5 * limit
+    faults.heal()
+    faults.release()
+    assert ms.latest_checkpoint(url, storage_options={"faults": faults}) == 15
+
+
 @pytest.mark.parametrize(
     ("error", "permanent"),
     [
