@@ -72,11 +72,16 @@ def test_delete_order(tmp_path):
     assert sorted(deleted[1:-1]) == ["a", "b/c"]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
-@pytest.mark.parametrize("kind", ["plain", "file", "memory"])
-def test_names_are_literal(name, kind, tmp_path):
-    if kind == "memory" and "::" in name:
-        pytest.skip("in a URL, :: chains filesystems")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in ("plain", "file", "memory")
+        for name in ODD_NAMES
+        if kind != "memory" or "::" not in name  # in a URL, :: chains filesystems
+    ],
+)
+def test_names_are_literal(kind, name, tmp_path):
     folder = f"{tmp_path}/{name}"
     base = uuid.uuid4().hex
     storage = Storage({"plain": folder, "file": f"file://{folder}", "memory": f"memory://{base}/{name}"}[kind])
