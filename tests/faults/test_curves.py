@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +111,33 @@ def test_tensorboard_shows_each_step_once(run, load_fast, tmp_path):
     logs.mkdir()
     for path in run.files.glob("events.out.tfevents.*"):
         shutil.copy(path, logs)
-    with tensorboard(logs, load_fast) as address:
+    with tensorboard(logs, load_fast, tmp_path) as address:
+        assert_whole(run, scalars(address, "loss"))
+
+
+@pytest.mark.parametrize("run", ["s3"], indirect=True)
+def test_tensorboard_reads_the_store_itself(run, tmp_path):
+    assert run.options is not None
+    environment = {
+        "AWS_ACCESS_KEY_ID": run.options["key"],
+        "AWS_SECRET_ACCESS_KEY": run.options["secret"],
+        "FSSPEC_S3_ENDPOINT_URL": run.options["endpoint_url"],
+    }
+    with tensorboard(run.url, "false", tmp_path, environment) as address:
         assert_whole(run, scalars(address, "loss"))
 
 
 @contextlib.contextmanager
-def tensorboard(logs: Path, load_fast: str):
+def tensorboard(logs: Path | str, load_fast: str, folder: Path, environment: Mapping[str, str] | None = None):
     """TensorBoard on loopback; gives its address."""
     (port,) = servers.free_ports(1)
     options = [f"--logdir={logs}", "--host=127.0.0.1", f"--port={port}", f"--load_fast={load_fast}"]
-    with open(logs.parent / "tensorboard.txt", "w") as log:
+    with open(folder / "tensorboard.txt", "w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", *options, "--reload_interval=1"], stdout=log, stderr=log
+            [sys.executable, "-m", "tensorboard.main", *options, "--reload_interval=1"],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **(environment or {})},
         )
     try:
         yield f"http://127.0.0.1:{port}"

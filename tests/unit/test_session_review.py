@@ -37,6 +37,9 @@ def test_commit_holds_the_hook_state_of_its_step(tmp_path):
         def after_run(self, run_context, run_values):
             if run_context.global_step == 2:
                 run_context.watch(None, lambda value: written.wait(20) and None)
+            elif run_context.global_step == 5:  # a third save, of step 6, would hold the loop
+                assert ms.latest_checkpoint(tmp_path) is None, "the writer is held"
+                written.set()
 
     with ms.MonitoredTrainingSession(
         toy.init_fn,
@@ -48,7 +51,6 @@ def test_commit_holds_the_hook_state_of_its_step(tmp_path):
     ) as sess:
         while not sess.should_stop():
             sess.run(toy.train)
-        written.set()
     from monsess.checkpoint.restore import find_restorable
 
     for step in (2, 4, 6):
