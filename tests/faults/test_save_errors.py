@@ -247,15 +247,29 @@ def test_silence_longer_than_a_request_may_take(url, faults, times, kind, most, 
     n = random.Random(f"{seed} {times} {kind} {when}").randint(1, most)
     print(f"MONSESS_SEED={seed}: {kind} number {n}")
     options = {"faults": faults}
+    before: list[int] = []
+
+    def is_blocked() -> bool:
+        return faults.wait_until_blocked(timeout_secs=0)
+
+    def is_over() -> bool:
+        """Whether the one that was to be blocked has ended, and the next one, too."""
+        since = [one for one in faults.log[before[0] :] if kind in ("any", one.kind)]
+        return len(since) > n + 1 and all(one.outcome != "running" for one in since[: n + 2])
 
     def after_run(session: Any, step: int) -> None:
         if step == SAVE_STEPS - 1:
+            before.append(len(faults.log))
             faults.block(kind, n, times=times, when=when)
         elif step == 3 * SAVE_STEPS - 1:  # two saves were begun, which together have as many operations
-            assert faults.wait_until_blocked()
+            until(lambda: is_blocked() or is_over())
+            if not is_blocked():  # nothing comes after an answer that is an error: the next write is hit instead
+                assert (times, when) == (1, "after")
+                faults.block("write", when=when)
             if times is None:
                 threading.Timer(1.5, faults.release).start()
         elif step == LAST_STEP - 2 and times is not None:
+            assert faults.wait_until_blocked()
             until(lambda: 15 in ms.CheckpointStore(url, {"faults": Faults()}).steps())
             faults.release()
 
@@ -276,7 +290,7 @@ def test_the_last_save_that_fails_is_an_error_of_the_session(url, faults, error)
             until(lambda: ms.CheckpointStore(url, {"faults": faults}).steps() == [5, 10, 15, 20])
             faults.fail("write", times=None, error=error("no more"))
 
-    options = ms.CheckpointOptions(save_timeout_secs=3)
+    options = ms.CheckpointOptions(save_timeout_secs=6)
     with pytest.raises(ms.SaveError, match=r"[Ss]tep 25 .*no more"):
         failing_run.train({"faults": faults}, after_run, url=url, checkpoint=options, keep=ms.KeepLast(9))
     faults.heal()
@@ -295,14 +309,14 @@ def test_a_store_that_was_silent_for_the_whole_limit_is_not_waited_for_twice(url
             faults.block("any", times=None)
             silent_since.append(time.monotonic())
 
-    limit = 10.0
+    limit = 15.0
     with pytest.raises(ms.SaveError, match=r"[Ss]tep 20 .*no answer within 0.2 s") as caught:
         failing_run.train(
             {"faults": faults}, after_run, url=url, checkpoint=ms.CheckpointOptions(save_timeout_secs=limit)
         )
     took = time.monotonic() - silent_since[0]
     assert any("step 25 " in note.lower() for note in caught.value.__notes__), "it was tried"
-    assert 0.8 * limit < took < 1.5 * limit
+    assert 0.8 * limit < took < 1.6 * limit
     faults.heal()
     faults.release()
     assert ms.latest_checkpoint(url, storage_options={"faults": faults}) == 15
@@ -327,7 +341,7 @@ def test_a_store_that_was_silent_for_the_whole_limit_is_not_waited_for_twice(url
 )
 def test_what_can_pass_is_tried_again_and_what_cannot_is_not(url, faults, error, permanent):
     store = store_of(url, faults)
-    writer = saver(store, save_timeout_secs=1.0)
+    writer = saver(store, save_timeout_secs=4.0)  # enough for the first try on a busy machine
     faults.fail("write", times=None, error=error, path="session.json")
     writer.submit(snapshot(1))
     with pytest.raises(ms.SaveError, match=re.escape(str(error))):  # whichever limit is met first

@@ -118,11 +118,11 @@ def test_a_store_that_blocks_holds_nobody_beyond_the_limit():
 def test_each_of_two_saves_has_the_limit_for_itself():
     faults = Faults()
     store = CheckpointStore(fresh("faulty"), {"faults": faults})
-    writer = saver(store, save_timeout_secs=6.0)
+    writer = saver(store, save_timeout_secs=9.0)
     writer.submit(snapshot(1))
     writer.wait()
     for step in (2, 3):
-        faults.delay("write", 1, 4.0, path=f"/{step}/session.json")
+        faults.delay("write", 1, 5.0, path=f"/{step}/session.json")
         writer.submit(snapshot(step))
     assert writer.wait() == [2, 3]
     writer.close()
