@@ -107,7 +107,7 @@ class Saver:
         self._active_since = 0.0
         self._said_slow: int | None = None
         self._stuck: str | None = None
-        self._was_away = False  # the store, to the last save, for as long as that was tried
+        self._store_failed = False  # the last save, for as long as that was tried
         self._closed = False
         self._committed: list[int] = []
         self._errors: list[BaseException] = []
@@ -334,7 +334,7 @@ class Saver:
         self._upkeep.claim(snapshot.step)
         # A little less than the limit, after which only that it is over would be known, and not why.
         left = self._active_since + _PATIENCE * self._options.save_timeout_secs - time.monotonic()
-        if self._was_away:
+        if self._store_failed:
             left = 0.0  # the session ends with that error; this save is tried, and holds nobody for as long once more
         try:
             with self._store._storage.patience(left):
@@ -348,13 +348,13 @@ class Saver:
                     {name: value for name, value in metrics.items() if math.isfinite(value)},
                     self._check_still_wanted,
                 )
-            self._was_away = False
+            self._store_failed = False
             return record
         except (SaveError, DirectoryInUseError):
             raise
         except Exception as error:
-            self._was_away = isinstance(error, StorageError)
-            if not self._was_away:
+            self._store_failed = isinstance(error, StorageError)
+            if not self._store_failed:
                 with contextlib.suppress(StorageError):  # what went wrong is more to the point
                     self._check()  # another run may have taken the directory over and cleaned up
             hint = "" if isinstance(error, StorageError) else " The step before it is still there."
