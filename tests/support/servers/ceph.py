@@ -29,6 +29,9 @@ osd pool default pg num = 4
 osd pool default pgp num = 4
 osd pool default pg autoscale mode = off
 mon max pg per osd = 1000
+# A stopped store goes on when it is let go: a lease to read that ran out meanwhile (0.8 of this; 16 s by default) was
+# seen not to be renewed, and what asked for the objects under it waited for ever.
+osd heartbeat grace = 600
 osd crush chooseleaf type = 0
 run dir = {folder}/run
 admin socket = {sockets}/$name.asok
