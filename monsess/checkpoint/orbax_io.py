@@ -24,6 +24,9 @@ _SMALLEST_FILE, _BIGGEST_FILE, _ORBAX_LIMIT = 4 << 20, 128 << 20, 2 << 30
 #: Leaf of a state that has no other that Orbax can hold: it refuses to write nothing.
 _PLACEHOLDER = "monsess_has_all_leaves_in_session_json"
 
+_writing = threading.Lock()
+_LONGEST_WRITE_SECS = 300.0  # as long as Orbax itself waits for a part of a save
+
 
 def warm_up() -> None:
     """Import what writing needs, which takes a while."""
@@ -43,12 +46,27 @@ def write(directory: str, step: int, tree: Any) -> None:
     """
     if all(leaf is None for leaf in _leaves(tree)):
         tree = {_PLACEHOLDER: np.zeros((), np.uint8)}
-    with _logging_left_alone():
+    with _alone(), _logging_left_alone():
         _write(directory, tree)
     for folder in (directory, os.path.join(directory, ITEM)):
         marker = os.path.join(folder, ORBAX_MARKERS[1])
         with open(marker, "w", encoding="ascii") as file:  # Orbax puts the path of the staging directory here
             file.write(f"Checkpoint commit was successful to {step}\n")
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Inside the block no other thread of this process writes, be it for another session.
+
+    Orbax has one number for the save that is going on, for the whole process: of two saves at once, each may wait for
+    what the other one has done, or write before its own folders are there.
+    """
+    entered = _writing.acquire(timeout=_LONGEST_WRITE_SECS)  # one that hangs for good does not keep others for good
+    try:
+        yield
+    finally:
+        if entered:
+            _writing.release()
 
 
 def _write(directory: str, tree: Any) -> None:

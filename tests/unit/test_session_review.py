@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ticks
 import toy
 
 import monsess as ms
@@ -529,3 +530,26 @@ def test_transient_error_of_a_call_inside_after_create_session_repeats_the_creat
     with ms.MonitoredTrainingSession(toy.init_fn, hooks=[Outer(), Calls()], recovery=recovery) as sess:
         assert sess.recoveries == 0
     assert trace == ["A", "B(", "A", "B(", "B)"]
+
+
+def test_sessions_that_save_at_the_same_time_do_not_disturb_each_other(tmp_path):
+    """Orbax knows of one save at a time in a process; two at once made each other hang or fail, about one in ten."""
+    urls = [tmp_path / name for name in ("a", "b", "c")]
+    ended = []
+
+    def train(url):
+        with ms.MonitoredTrainingSession(
+            ticks.init_fn, checkpoint_dir=url, save_checkpoint_steps=1, keep=ms.KeepLast(100)
+        ) as sess:
+            for _ in range(12):
+                sess.run(ticks.one)
+        ended.append(url)
+
+    threads = [threading.Thread(target=train, args=(url,), daemon=True) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(ended) == urls
+    assert [ms.CheckpointStore(url).steps() for url in urls] == [list(range(1, 13))] * 3
+    assert [ms.CheckpointStore(url).verify(12) for url in urls] == [[]] * 3
