@@ -1,12 +1,19 @@
 """What all built-in hooks together add to a step in which none of them is due, and what they bring to the host.
 
-Two sessions take turns, one with the hooks below, every one of them with a cadence of 100 steps, and one with none at
-all. The time of each single run is taken; those in which a hook is due, and the few after them in which what it began
-comes to its end, are left out. Medians are compared, round by round.
+Two things are compared, in turns of a few runs, each of which ends when its last step is done: a session with the hooks
+below, every one of them with a cadence of 100 steps, and a session with none at all. Measured are turns between two due
+steps, begun when what the due one had begun, a checkpoint among it, has come to its end. What two sessions differ in
+without any hook, by where their objects lie in memory, is more than what is to be measured, so that ten pairs of them
+are made, and the mean over the pairs is shown with its standard error. Then the same session runs its step with its
+hooks and without, by turns, which leaves that difference out, and all that hooks cost outside of their calls.
 
-Then every first transfer of a value from a device is counted, by the hook in whose code it happens and by step.
+After that the same as at first without waiting for the end of what was due: a step takes less than half a millisecond
+here, so that a checkpoint every hundred steps is being written most of the time, by threads that need the same cores
+and the same interpreter.
 
-    python benchmarks/hooks.py [--devices N] [--steps N] [--rounds N] [--each]
+At last every first transfer of a value from a device is counted, by the hook in whose code it happens and by step.
+
+    python benchmarks/hooks.py [--devices N] [--steps N] [--each]
 """
 
 from __future__ import annotations
@@ -30,8 +37,12 @@ import numpy as np
 import monsess as ms
 
 EVERY = 100
-#: Runs after a due one that are left out, too: what is looked at late, a batch that was prefetched meanwhile.
-AFTER = 10
+#: Runs of one turn; one turn after a due run is left out, in which a batch is fetched that was not prefetched, say.
+TURN = 8
+#: Of new sessions.
+PAIRS = 10
+#: For what is written beside a checkpoint, such as records.
+SETTLE_SECS = 0.05
 ROWS = 8
 
 
@@ -90,52 +101,106 @@ def session(stack: contextlib.ExitStack, made: list[Any], devices: int) -> ms.Mo
     return stack.enter_context(sess)
 
 
-def round_of(sess: ms.MonitoredSession, runs: int) -> tuple[float, float]:
-    """Of the runs in which no hook was due or had been shortly before: median microseconds, of the clock and of CPU."""
-    clock, cpu = [], []
+#: A session, and that method of it that runs a step.
+Runs = tuple[ms.MonitoredSession, Callable[..., Any]]
+
+
+def turn(sess: ms.MonitoredSession, run: Callable[..., Any], runs: int) -> tuple[float, float]:
+    """Microseconds of a run, of the clock and of CPU of this thread, when so many are made and done."""
+    begun, worked = time.perf_counter(), time.thread_time()
     for _ in range(runs):
-        begun, worked = time.perf_counter(), time.thread_time()
-        sess.run(train)
-        worked, spent = time.thread_time() - worked, time.perf_counter() - begun
-        if AFTER < sess.global_step % EVERY < EVERY - 1:
-            clock.append(1e6 * spent)
-            cpu.append(1e6 * worked)
+        run(train)
     jax.block_until_ready(sess.state)
-    return statistics.median(clock), statistics.median(cpu)
+    worked, spent = time.thread_time() - worked, time.perf_counter() - begun
+    return 1e6 * spent / runs, 1e6 * worked / runs
+
+
+def settle(sess: ms.MonitoredSession) -> None:
+    """Wait until what the run that was due has begun is over."""
+    if any(isinstance(hook, ms.CheckpointSaverHook) for hook in sess._hooks.hooks):
+        assert sess.checkpoint_dir is not None
+        store = ms.CheckpointStore(sess.checkpoint_dir)
+        while sess.global_step not in store.steps():
+            time.sleep(SETTLE_SECS / 5)
+    time.sleep(SETTLE_SECS)
 
 
 class Added(NamedTuple):
-    """Microseconds of an untriggered run: without hooks, with them, and more by the clock and of CPU time."""
+    """Microseconds of an untriggered run: without hooks, and more with them; the latter with its standard error."""
 
     without: float
-    with_them: float
     clock: float
+    clock_error: float
     cpu: float
+    cpu_error: float
+
+    def __str__(self) -> str:
+        return (
+            f"without {self.without:6.1f}   added {self.clock:6.1f} ±{self.clock_error:5.1f}   "
+            f"CPU {self.cpu:6.1f} ±{self.cpu_error:5.1f}"
+        )
 
 
-def added(made: Callable[[], list[Any]], devices: int, rounds: int) -> Added:
-    """Let two sessions take turns; medians over the rounds, the last two of the differences in each round."""
-    with contextlib.ExitStack() as stack:
-        bare, full = session(stack, [], devices), session(stack, made(), devices)
-        for sess in (bare, full):
-            round_of(sess, EVERY)
-        pairs = []
-        gc.disable()
-        try:
-            for number in range(rounds):
-                order = (bare, full) if number % 2 else (full, bare)
-                spent = {id(sess): round_of(sess, EVERY) for sess in order}
+def added(made: Callable[[], list[Any]], devices: int, rounds: int, pairs: int = PAIRS, wait: bool = True) -> Added:
+    """Let so many pairs of new sessions take turns, each between ``rounds`` due steps and the next."""
+    found = []
+    for number in range(pairs):
+        with contextlib.ExitStack() as stack:
+            first, second = ([], made()) if number % 2 else (made(), [])
+            sessions = [session(stack, first, devices), session(stack, second, devices)]
+            bare, full = sessions if number % 2 else reversed(sessions)
+            found.append(_differences((bare, bare.run), (full, full.run), rounds, wait))
+    return _summary(found)
+
+
+def added_in_one(made: Callable[[], list[Any]], devices: int, rounds: int, sessions: int = PAIRS) -> Added:
+    """Let so many new sessions run with their hooks and without, by turns."""
+    found = []
+    for _ in range(sessions):
+        with contextlib.ExitStack() as stack:
+            sess = session(stack, made(), devices)
+            found.append(_differences((sess, sess.run_without_hooks), (sess, sess.run), rounds, wait=True))
+    return _summary(found)
+
+
+def _differences(bare: Runs, full: Runs, rounds: int, wait: bool) -> tuple[float, float, float]:
+    """Medians of all pairs of turns: microseconds without hooks, and more with them, of the clock and of CPU."""
+    sessions = {id(sess): sess for sess, _ in (bare, full)}.values()
+    pairs = []
+    for sess in sessions:
+        turn(sess, sess.run, EVERY)
+    gc.disable()
+    try:
+        for number in range(rounds):
+            gc.collect()
+            if wait:
+                settle(full[0])
+            order = [bare, full] if number % 2 else [full, bare]
+            for one in order:
+                turn(*one, TURN)
+            while full[0].global_step % EVERY < EVERY - 2 * TURN:
+                order.reverse()
+                spent = {id(one): turn(*one, TURN) for one in order}
                 pairs.append((spent[id(bare)], spent[id(full)]))
-                gc.collect()
-        finally:
-            gc.enable()
-    median = statistics.median
-    return Added(
-        median(b[0] for b, _ in pairs),
-        median(f[0] for _, f in pairs),
-        median(f[0] - b[0] for b, f in pairs),
-        median(f[1] - b[1] for b, f in pairs),
+            for sess in sessions:
+                turn(sess, sess.run, EVERY - sess.global_step % EVERY)
+    finally:
+        gc.enable()
+    return (
+        statistics.median(without[0] for without, _ in pairs),
+        statistics.median(with_them[0] - without[0] for without, with_them in pairs),
+        statistics.median(with_them[1] - without[1] for without, with_them in pairs),
     )
+
+
+def _summary(found: list[tuple[float, float, float]]) -> Added:
+    without, clock, cpu = zip(*found, strict=True)
+
+    def mean_and_error(values: tuple[float, ...]) -> tuple[float, float]:
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        return statistics.mean(values), spread / len(values) ** 0.5
+
+    return Added(statistics.mean(without), *mean_and_error(clock), *mean_and_error(cpu))
 
 
 @contextlib.contextmanager
@@ -218,21 +283,23 @@ def main() -> None:
         options.devices = jax.local_device_count()
     logging.getLogger("monsess").setLevel(logging.WARNING)
     makers = hooks(ROWS * options.devices)
-    rounds = max(1, options.steps // EVERY)
+    rounds = max(1, options.steps // EVERY // PAIRS)
 
-    def report(name: str, names: list[str]) -> None:
-        found = added(lambda: [makers[one]() for one in names], options.devices, rounds)
-        print(
-            f"{name:32} without {found.without:7.1f}   with {found.with_them:7.1f}   added {found.clock:6.1f}   "
-            f"CPU {found.cpu:6.1f}",
-            flush=True,
-        )
+    def report(title: str, names: list[str], measure: Callable[..., Added], **more: Any) -> None:
+        found = measure(lambda: [makers[one]() for one in names], options.devices, rounds, **more)
+        print(f"{title:34} {found}", flush=True)
 
-    print(f"{options.devices} device(s), {rounds * EVERY} steps, all hooks every {EVERY}; us per untriggered step")
-    report(f"all {len(makers)} hooks", list(makers))
+    print(
+        f"{options.devices} device(s), {rounds * EVERY * PAIRS} steps in {PAIRS} pairs of sessions, all hooks every "
+        f"{EVERY}; microseconds per untriggered step"
+    )
+    report("no hook", [], added)
+    report(f"all {len(makers)} hooks", list(makers), added)
+    report("  in one session", list(makers), added_in_one)
+    report("  while checkpoints are written", list(makers), added, wait=False)
     if options.each:
         for name in makers:
-            report(name, [name])
+            report(name, [name], added_in_one)
     found = count_transfers([make() for make in makers.values()], options.devices, options.steps)
     by_owner: dict[str, list[int]] = defaultdict(list)
     for (owner, _), count in found.items():

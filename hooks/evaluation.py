@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, final
 
@@ -168,8 +169,6 @@ class EvaluationHook(SessionRunHook):
         due = due or (self._with_saves and session.save_requested)
         if due:
             self._evaluate(session, step)
-        elif session.stop_reason is not None:
-            self._evaluate_at_end(session)
 
     def end(self, session: MonitoredSession) -> None:
         """Evaluate the final state if it was not."""
@@ -182,6 +181,18 @@ class EvaluationHook(SessionRunHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them back."""
         self._evaluated, self._overdue = state["step"], state["overdue"]
+
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        if self._by_secs is not None or self._with_saves:
+            return None
+        if self._overdue is not None:
+            return 0
+        return sys.maxsize if self._by_steps is None else self._by_steps.next_due(self._seen)
+
+    def _at_stop(self, run_context: SessionRunContext) -> None:
+        """See `HookRunner`: the final checkpoint is still to come, and is ranked by what is found here."""
+        self._evaluate_at_end(run_context.session)
 
     def _evaluate_at_end(self, session: MonitoredSession) -> None:
         if self._at_end and session.stop_reason in _ENDS and not session.preempted:

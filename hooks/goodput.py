@@ -192,6 +192,7 @@ class GoodputHook(SessionRunHook):
         self._seen = session.global_step
         self._ran = self._noting = False
         self._cadence.rearm()
+        self._record_from = self._cadence.next_due(self._seen) or 0  # before this step it cannot be due
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Note the step, and record the account if that is due."""
@@ -203,8 +204,9 @@ class GoodputHook(SessionRunHook):
                 self._note.tell(self._seen, self._told)
             else:
                 self._begin_noting()
-        if self._cadence.due(seen, self._seen):
+        if self._seen >= self._record_from and self._cadence.due(seen, self._seen):
             self._cadence.rearm()
+            self._record_from = self._cadence.next_due(self._seen) or 0
             self._record(run_context.session)
 
     def end(self, session: MonitoredSession) -> None:

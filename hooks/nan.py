@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any, final
 
@@ -57,6 +58,8 @@ class NanTensorHook(SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Forget what was found before a recovery: the state is another one."""
         self._finding = None
+        if self._args is None:
+            session._watch_each_run(self._check_count)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch what is to be looked at."""
@@ -64,15 +67,15 @@ class NanTensorHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Have the values looked at once they are there."""
-        step = run_context.global_step
-        if self._args is None:
-            if run_values.nonfinite is not None:
-                run_context.watch(run_values.nonfinite, partial(self._check_count, step))
-        else:
+        if self._args is not None:
             self._watch_results(run_context, run_values.results)
         # A check may run in any thread and must not touch the session, so what it found waits here.
         if self._finding is not None:
             run_context.request_stop(self._finding)
+
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`: what is looked at without being fetched needs no call."""
+        return sys.maxsize if self._args is None and self._fail else None
 
     def _watch_results(self, run_context: SessionRunContext, results: Any) -> None:
         leaves, structure = jax.tree_util.tree_flatten(results)

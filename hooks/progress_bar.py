@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -77,29 +78,27 @@ class ProgressBarHook(SessionRunHook):
     def begin(self) -> None:
         """Begin anew in another session."""
         self._close()
-        self._shows, self._fetched = True, False
-        self._due_at = 0.0
+        self._fetched = False
+        self._due_at = math.inf
+        self._waits = False  # for what was fetched, to arrive
         self._arrived: tuple[int, float, Any] | None = None
 
     def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
         """Begin at the session's step; after a recovery, go back to it."""
         self._close()  # what was drawn so far stays
-        self._shows = session.is_chief
-        self._fetched = False
+        self._fetched = self._waits = False
         self._arrived = None
-        self._due_at = clock.monotonic()  # with the first run
+        self._due_at = clock.monotonic() if session.is_chief else math.inf  # with the first run
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if they are to be shown."""
-        if not self._shows or clock.monotonic() < self._due_at:
-            return None
-        self._fetched = True
-        self._due_at = float("inf")  # until they have arrived
-        return self._args
+        return None if clock.monotonic() < self._due_at else self._args
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Show the values that were fetched last, once they are there."""
         if run_values.results is not None:
+            self._fetched = self._waits = True
+            self._due_at = math.inf  # until they have arrived
             values = list(run_values.results)
             for label, value in zip(self._labels, values, strict=False):
                 if jnp.ndim(value):
@@ -107,6 +106,7 @@ class ProgressBarHook(SessionRunHook):
             run_context.watch(_one_array(values), partial(self._take, run_context.global_step, clock.monotonic()))
         if self._arrived is not None:
             (step, at, values), self._arrived = self._arrived, None
+            self._waits = False
             self._show(step, at, values, run_context.session)
 
     def end(self, session: MonitoredSession) -> None:
@@ -123,6 +123,14 @@ class ProgressBarHook(SessionRunHook):
         """Leave the line: the error is printed below it."""
         self._close()
 
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`; what was fetched may arrive in any run."""
+        return 0 if self._waits else sys.maxsize
+
+    def _sleeps_until_time(self) -> float:
+        """See `HookRunner`."""
+        return self._due_at
+
     def _take(self, step: int, at: float, values: Any) -> None:
         self._arrived = (step, at, np.asarray(values))  # in any thread: it is shown in the training thread
 
@@ -134,7 +142,6 @@ class ProgressBarHook(SessionRunHook):
         try:
             self._display.show(step, at, total, ", ".join(texts))
         except (OSError, ValueError) as error:  # a full disk behind it, a character that it does not know
-            self._shows = False
             self._close()
             logger.warning("ProgressBarHook: the progress is not shown any more, stderr refuses it: %s", error)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, final
 
@@ -71,32 +72,36 @@ class StopAtTimeHook(SessionRunHook):
                 f"invalid secs={secs!r}: it stops margin_secs={self._margin:g} before that, so it would run nothing. "
                 "Give a smaller margin_secs=: the time that one step and the final save need."
             )
-        self._deadline = math.inf
-        self._decides = False
+        self._deadline = math.inf  # of the clock; never, where another process decides or it has asked already
 
     def begin(self) -> None:
         """Begin to count."""
         left = self._secs if self._at is None else self._at - clock.wall()
         assert left is not None
         self._deadline = clock.monotonic() + left - self._margin
-        self._asked = False
 
     def after_create_session(self, session: MonitoredSession, coord: Coordinator) -> None:
         """Ask for a stop before the first run if the time has come."""
-        self._decides = session.is_chief
-        if self._is_over():
+        if not session.is_chief:
+            self._deadline = math.inf
+        if clock.monotonic() >= self._deadline:
             session.request_stop(self._reason())
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Ask for a stop if the time has come."""
-        if self._is_over():
+        if clock.monotonic() >= self._deadline:
             run_context.request_stop(self._reason())
 
-    def _is_over(self) -> bool:
-        return self._decides and not self._asked and clock.monotonic() >= self._deadline
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return sys.maxsize
+
+    def _sleeps_until_time(self) -> float:
+        """See `HookRunner`."""
+        return self._deadline
 
     def _reason(self) -> StopReason:
-        self._asked = True  # a wish is kept until it is acted on
+        self._deadline = math.inf  # a wish is kept until it is acted on
         limit = f"{self._secs:g} s" if self._at is None else datetime.fromtimestamp(self._at).astimezone().isoformat()
         margin = f", {self._margin:g} s before it" if self._margin else ""
         text = f"the time limit ({limit}) has come{margin}"

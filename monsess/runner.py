@@ -38,7 +38,11 @@ class HookRunner:
 
     A hook may have a method ``_sleeps_until() -> int | None``, called after a run: before the run that reaches that
     step, ``before_run`` and ``after_run`` need not be called; None says that they always have to be. It counts for the
-    very class that defines it, since one that is derived from it may do more in each run.
+    very class that defines it, since one that is derived from it may do more in each run. Such a hook may have a method
+    ``_sleeps_until_time() -> float`` beside it, and is called again from that moment of the clock on, too, be it in the
+    middle of a run: then ``after_run`` alone. And any hook may have a method
+    ``_at_stop(run_context)``, called when the session stops after this run, after every hook's ``after_run``: whichever
+    of them has asked for the stop, and whether or not this one sleeps.
 
     Args:
         hooks: Checked hooks (`monsess.hook.check_hooks`), in order.
@@ -70,9 +74,11 @@ class HookRunner:
         # A method that is not overridden is not called, nor is a hook that is not due: it costs nothing per step.
         self._all_before = self._before = self._those_with("before_run")
         self._all_after = self._after = self._those_with("after_run")
-        self._asleep: dict[int, int] = {}  # by id of a hook: up to which step it need not be called
-        self._wake_at: float = math.inf
+        # By id of a hook: up to which step and until when it need not be called; and the first of them all.
+        self._asleep: dict[int, tuple[int, float]] = {}
+        self._wake_step = self._wake_time = math.inf
         self._restless: list[Any] = []  # those that may fall asleep after the next run
+        self._stoppers = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if _has(h, "_at_stop")]
         self._listeners = [(h, key) for h, key in zip(hooks, self.keys, strict=True) if overrides(h, "log")]
         self._running: list[str] = []  # those that are running just now, each called by the one before it
         self._inner = 0.0  # seconds of the hooks that the running one has called
@@ -116,7 +122,7 @@ class HookRunner:
             The end of the data, if a hook has met it already.
         """
         ended = None
-        self._restless = [hook for hook in self.hooks if "_sleeps_until" in vars(type(hook))]
+        self._restless = [h for h in self.hooks if _has(h, "_sleeps_until") and "_sleeps_until" in vars(type(h))]
         self._asleep.clear()
         self._choose()
         for hook, key in zip(self.hooks, self.keys, strict=True):
@@ -139,8 +145,7 @@ class HookRunner:
         Raises:
             HookError: A hook returned something else than None or SessionRunArgs.
         """
-        if context.global_step + steps >= self._wake_at:
-            self._wake(context.global_step + steps)
+        self._wake(context.global_step + steps)
         requests: dict[str, SessionRunArgs] = {}
         for hook, key, chief_only, wanted in self._each("before_run", self._before, context, (context,), {}):
             if not isinstance(wanted, SessionRunArgs):
@@ -161,9 +166,13 @@ class HookRunner:
         self, context: SessionRunContext, results: Mapping[str, Any], nonfinite: Any, summaries: Any = ()
     ) -> None:
         """Call ``after_run`` in order, each hook with its own results; the end of the data waits for all of them."""
+        self._wake(context.global_step)
         usual = (context, SessionRunValues(None, nonfinite, summaries))
         special = {key: (context, SessionRunValues(result, nonfinite, summaries)) for key, result in results.items()}
         self._each("after_run", self._after, context, usual, special)
+        if self._stoppers and context.session.stop_reason is not None:
+            for hook, key in self._stoppers:
+                self._call(hook, key, "_at_stop", context)
         if self._restless:
             self._let_sleep(context.global_step)
 
@@ -272,23 +281,30 @@ class HookRunner:
         for hook in self._restless:
             until = hook._sleeps_until()
             if until is not None and until > step + 1:
-                self._asleep[id(hook)] = until
+                time = hook._sleeps_until_time() if _has(hook, "_sleeps_until_time") else math.inf
+                self._asleep[id(hook)] = until, time
             elif until is not None:
                 restless.append(hook)
         self._restless = restless
         self._choose()
 
     def _wake(self, step: int) -> None:
-        """Have those called again that have something to do in a run that ends at ``step``."""
-        self._restless += [hook for hook in self.hooks if self._asleep.get(id(hook), step + 1) <= step]
-        for hook in self._restless:
-            self._asleep.pop(id(hook), None)
+        """Have those called again that have something to do now, or in a run that ends at ``step``."""
+        if step < self._wake_step and (self._wake_time == math.inf or _now() < self._wake_time):
+            return
+        now = _now()
+        for hook in self.hooks:
+            until, time = self._asleep.get(id(hook), (math.inf, math.inf))
+            if until <= step or time <= now:
+                del self._asleep[id(hook)]
+                self._restless.append(hook)
         self._choose()
 
     def _choose(self) -> None:
         self._before = [one for one in self._all_before if id(one[1]) not in self._asleep]
         self._after = [one for one in self._all_after if id(one[1]) not in self._asleep]
-        self._wake_at = min(self._asleep.values(), default=math.inf)
+        self._wake_step = min((step for step, _ in self._asleep.values()), default=math.inf)
+        self._wake_time = min((time for _, time in self._asleep.values()), default=math.inf)
 
     def _those_with(self, method: str) -> list[tuple[Callable[..., Any], Any, str, bool]]:
         """The method, the hook, its key and whether it is the chief's alone, of each hook that overrides it."""
@@ -396,6 +412,11 @@ def _keys(hooks: tuple[Any, ...]) -> tuple[str, ...]:
         counts[name] = number + 1
         keys.append(name if number == 0 else f"{name}#{number}")
     return tuple(keys)
+
+
+def _has(hook: Any, method: str) -> bool:
+    """Whether a hook has this method of the built-in ones; a hook of the user may use its name for anything."""
+    return any(method in vars(kind) for kind in type(hook).__mro__ if kind.__module__.startswith("monsess."))
 
 
 def overrides(hook: Any, method: str) -> bool:

@@ -101,6 +101,8 @@ class MonitoredSession:
 
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
+        if hooks is self._hooks:
+            self._watches.ran(self._global_step, outcome.nonfinite)
         hooks.after_run(context, results, outcome.nonfinite, outcome.summaries)
         if counted and with_hooks:
             self._agreement.log_taken()
@@ -697,6 +699,10 @@ class MonitoredSession:
 
     def _watch(self, step: int, value: Any, check: Callable[[Any], None]) -> None:
         self._watches.add(step, value, check)
+
+    def _watch_each_run(self, check: Callable[[int, Any], None]) -> None:
+        """Have ``check(step, nonfinite)`` called as `SessionRunContext.watch` says, for each run until a recovery."""
+        self._watches.add_standing(check)
 
     def _storage(self) -> Storage | None:
         """The directory of the run, for hooks that keep something there; None where this process has none."""

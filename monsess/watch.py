@@ -18,13 +18,23 @@ class Watches:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[int, Any, Callable[[Any], None]]] = deque()
+        self._pending: deque[tuple[int, Any, Callable[[Any], None] | None]] = deque()
+        self._standing: tuple[Callable[[int, Any], None], ...] = ()
         self._failed: tuple[int, Exception] | None = None
         self._lock = threading.RLock()
 
     def add(self, step: int, value: Any, check: Callable[[Any], None]) -> None:
         """Have ``check(value)`` called once step ``step`` is finished."""
         self._pending.append((step, value, check))
+
+    def add_standing(self, check: Callable[[int, Any], None]) -> None:
+        """Have ``check(step, nonfinite)`` called for each run once it is finished, until `clear`."""
+        self._standing += (check,)
+
+    def ran(self, step: int, nonfinite: Any) -> None:
+        """Have the standing checks called once step ``step`` is finished: they cost a run hardly more than this."""
+        if self._standing:
+            self._pending.append((step, nonfinite, None))
 
     def run_through(self, step: float) -> None:
         """Run the checks of all steps up to ``step``; waits for their values.
@@ -39,7 +49,11 @@ class Watches:
             while self._pending and self._pending[0][0] <= step:
                 at, value, check = self._pending[0]
                 try:
-                    check(value)
+                    if check is not None:
+                        check(value)
+                    else:
+                        for standing in self._standing:
+                            standing(at, value)
                 except Exception as error:
                     self._failed = (at, error)
                     self._pending.popleft()
@@ -50,6 +64,7 @@ class Watches:
         """Forget all checks and what they found: their steps have been rolled back."""
         with self._lock:
             self._pending.clear()
+            self._standing = ()
             self._failed = None
 
     def _has_nothing(self, step: float) -> bool:

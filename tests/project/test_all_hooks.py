@@ -56,7 +56,7 @@ def test_at_most_one_transfer_of_each_hook_whenever_it_is_due(benchmark, figures
 
 def test_hooks_that_are_not_due_hardly_cost_anything(benchmark, figures):
     makers = benchmark.hooks(rows=8 * 4)
-    found = benchmark.added(lambda: [make() for make in makers.values()], devices=4, rounds=3)
+    found = benchmark.added(lambda: [make() for make in makers.values()], devices=4, rounds=3, pairs=1)
     figures.append(
         f"{len(makers)} hooks add {found.clock:.0f} us to an untriggered step, {found.cpu:.0f} us of CPU, on a machine "
         f"on which it takes {found.without:.0f} us (goal: 25, on a quiet one; benchmarks/hooks.py)"

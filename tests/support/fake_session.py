@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -35,7 +37,10 @@ class FakeSession:
             hook.load_state_dict(stored)
         self.create()
 
+    standing = ()
+
     def create(self):
+        self.standing = ()
         for hook in self.hooks:
             hook.after_create_session(self, self.coord)
 
@@ -59,8 +64,13 @@ class FakeSession:
         results = [None if args is None else self.evaluate(args.fetches) for args in wanted]
         self.fetched.append([args and args.fetches for args in wanted])
         self.fed.append([args and args.feed_dict for args in wanted])
+        for check in self.standing:
+            self.pending.append((self.global_step, jnp.asarray(bad), partial(check, self.global_step)))
         for hook, result in zip(self.hooks, results, strict=True):
             hook.after_run(context, SessionRunValues(result, jnp.asarray(bad)))
+        for hook in self.hooks:
+            if self.stop_reason is not None and hasattr(hook, "_at_stop"):
+                hook._at_stop(context)
         return results
 
     def end(self):
@@ -111,6 +121,9 @@ class FakeSession:
 
     def _watch(self, step, value, check):
         self.pending.append((step, value, check))
+
+    def _watch_each_run(self, check):
+        self.standing += (check,)
 
     @property
     def saved_steps(self):

@@ -357,6 +357,11 @@ def three(state):
 
 
 @ms.train_step
+def counted(state):
+    return {"count": state["count"] + 1}, {"loss": 1.0 / (1.0 + state["count"])}
+
+
+@ms.train_step
 def single(state):
     return state + 1, {"loss": 1.0 / (1.0 + state)}
 
@@ -382,6 +387,7 @@ def test_a_hook_that_sleeps_does_what_one_that_is_always_called_does(tmp_path, s
         (ms.SummarySaverHook, {"save_steps": every}),
         (ms.LoggingTensorHook, {"tensors": ["loss"], "every_n_iter": every}),
         (ms.ReplicaCheckHook, {"every_n_steps": every}),
+        (ms.EvaluationHook, {"step": ms.eval_step(lambda state: {"v": state}), "every_n_steps": every}),
     ]
     runs = [(choose.choice([single, single, three]), choose.random() < 0.8) for _ in range(40)]
     seen = []
@@ -407,16 +413,126 @@ def test_a_hook_that_sleeps_does_what_one_that_is_always_called_does(tmp_path, s
     assert len(seen[0][0]) > 5
 
 
-def test_a_hook_that_is_not_due_is_not_called(tmp_path):
-    hook = ms.LoggingTensorHook(["loss"], every_n_iter=10)
+@pytest.mark.parametrize(
+    ("hook", "due"),
+    [
+        (ms.LoggingTensorHook(["loss"], every_n_iter=10), [1, 10, 20]),
+        (ms.EvaluationHook(ticks.look, every_n_steps=10), [1, 10, 20]),
+        (ms.EvaluationHook(ticks.look), [1]),
+        (ms.NanTensorHook(), [1]),
+        (ms.StopAtTimeHook(3600), [1]),
+    ],
+    ids=lambda value: hook_name(value) if isinstance(value, ms.SessionRunHook) else "",
+)
+def test_a_hook_that_is_not_due_is_not_called(hook, due):
+    """The first run of a session tells when it is due."""
     called = []
-    with ms.MonitoredTrainingSession(lambda: 0.0, hooks=[hook], log_step_count_steps=None) as sess:
-        runner = sess._hooks
-        for _ in range(25):
+    with ms.MonitoredTrainingSession(lambda: {"count": 0.0}, hooks=[hook], **OFF, log_step_count_steps=None) as sess:
+        for step in range(1, 26):
+            before = sess._hooks.seconds[hook_name(hook)]
+            sess.run(counted)
+            called += [step] if sess._hooks.seconds[hook_name(hook)] != before else []
+    assert called == due
+
+
+def test_a_hook_that_goes_by_seconds_is_called_when_its_time_has_come(lines):
+    with FakeClock() as clock:
+        hooks = [ms.ProgressBarHook(line_secs=10), ms.StopAtTimeHook(100, margin_secs=20)]
+        asleep, shown = [], []
+        lines()
+        with ms.MonitoredTrainingSession(
+            lambda: {"count": 0.0}, hooks=hooks, max_in_flight=1, **OFF, log_step_count_steps=None
+        ) as sess:
+            while not sess.should_stop():
+                clock.advance(1)
+                sess.run(counted)
+                asleep.append(len(sess._hooks._asleep))
+                shown += [sess.global_step] if any(line.startswith("step ") for line in lines()) else []
+        assert sess.global_step == 80
+        assert shown == [
+            2,
+            13,
+            24,
+            35,
+            46,
+            57,
+            68,
+            79,
+        ]  # asked for when ten seconds have passed, and there one run later
+        assert asleep.count(2) >= 55
+
+
+class MovesTheClock(ms.SessionRunHook):
+    """What makes a run long."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def before_run(self, run_context):
+        self.clock.advance(30)
+
+
+def test_a_time_that_comes_in_the_middle_of_a_run_is_not_noticed_a_run_late():
+    with FakeClock() as clock:
+        hooks = [MovesTheClock(clock), ms.StopAtTimeHook(100, margin_secs=10)]
+        with ms.MonitoredTrainingSession(lambda: {"count": 0.0}, hooks=hooks, **OFF, log_step_count_steps=None) as sess:
+            while not sess.should_stop():
+                sess.run(counted)
+        assert sess.global_step == 3
+
+
+class StopsAt(ms.SessionRunHook):
+    """Asks for a stop."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def after_run(self, run_context, run_values):
+        if run_context.global_step == self.step:
+            run_context.request_stop("enough", everywhere=True)
+
+
+@pytest.mark.parametrize("every", [{"every_n_steps": 50}, {"every_secs": 1e6}, {"with_saves": True}, {}])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_last_step_is_evaluated_before_its_save_whoever_stops_and_in_whatever_order(tmp_path, every, first):
+    hook = ms.EvaluationHook(ticks.look, **every)
+    notes = Notes()
+    hooks = [StopsAt(7), hook, notes] if first else [notes, hook, StopsAt(7)]
+    with ms.MonitoredTrainingSession(
+        lambda: {"count": 0.0},
+        checkpoint_dir=tmp_path,
+        hooks=hooks,
+        keep=ms.KeepBest(1, "eval/count", "max"),
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        log_step_count_steps=None,
+        **OFF,
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(counted)
+        assert hook.evaluated_step == 7
+    assert ms.CheckpointStore(tmp_path).metrics(7) == {"eval/count": 7.0}
+    assert notes.heard == [(7, ["eval/count"])]
+
+
+class Unlucky(ms.SessionRunHook):
+    """Uses the names that built-in hooks have for themselves."""
+
+    _sleeps_until = _sleeps_until_time = _at_stop = 5
+
+    def __init__(self):
+        self.runs = 0
+
+    def after_run(self, run_context, run_values):
+        self.runs += 1
+
+
+def test_a_hook_of_the_user_may_have_any_attribute():
+    hook = Unlucky()
+    with ms.MonitoredTrainingSession(lambda: 0.0, hooks=[hook, ms.StopAtStepHook(3)]) as sess:
+        while not sess.should_stop():
             sess.run(single)
-            called.append(len(runner._after))
-    assert called == [0] * 25
-    assert runner._wake_at == 30
+    assert hook.runs == 3
 
 
 def test_the_time_that_logging_a_rate_takes_is_no_training(lines, monkeypatch):
