@@ -145,11 +145,11 @@ def added(made: Callable[[], list[Any]], devices: int, rounds: int, pairs: int =
     """Let so many pairs of new sessions take turns, each between ``rounds`` due steps and the next."""
     found = []
     for number in range(pairs):
-        with contextlib.ExitStack() as stack:
-            first, second = ([], made()) if number % 2 else (made(), [])
-            sessions = [session(stack, first, devices), session(stack, second, devices)]
-            bare, full = sessions if number % 2 else reversed(sessions)
-            found.append(_differences((bare, bare.run), (full, full.run), rounds, wait))
+        with contextlib.ExitStack() as stack:  # whichever was made first, or compiled first, is a little faster
+            lists = [[], made()] if number % 2 else [made(), []]
+            sessions = [session(stack, one, devices) for one in lists]
+            runs = [(sess, sess.run) for sess in sessions]
+            found.append(_differences(runs, 1 if number % 2 else 0, rounds, wait))
     return _summary(found)
 
 
@@ -159,13 +159,20 @@ def added_in_one(made: Callable[[], list[Any]], devices: int, rounds: int, sessi
     for _ in range(sessions):
         with contextlib.ExitStack() as stack:
             sess = session(stack, made(), devices)
-            found.append(_differences((sess, sess.run_without_hooks), (sess, sess.run), rounds, wait=True))
+            found.append(_differences([(sess, sess.run_without_hooks), (sess, sess.run)], 1, rounds, wait=True))
     return _summary(found)
 
 
-def _differences(bare: Runs, full: Runs, rounds: int, wait: bool) -> tuple[float, float, float]:
-    """Medians of all pairs of turns: microseconds without hooks, and more with them, of the clock and of CPU."""
-    sessions = {id(sess): sess for sess, _ in (bare, full)}.values()
+def _differences(runs: list[Runs], full: int, rounds: int, wait: bool) -> tuple[float, float, float]:
+    """Medians of all pairs of turns: microseconds without hooks, and more with them, of the clock and of CPU.
+
+    Args:
+        runs: The two that take turns.
+        full: Which of them calls hooks.
+        rounds: From a due step to the next, how often.
+        wait: Until what was due has ended.
+    """
+    sessions = {id(sess): sess for sess, _ in runs}.values()
     pairs = []
     for sess in sessions:
         turn(sess, sess.run, EVERY)
@@ -174,14 +181,14 @@ def _differences(bare: Runs, full: Runs, rounds: int, wait: bool) -> tuple[float
         for number in range(rounds):
             gc.collect()
             if wait:
-                settle(full[0])
-            order = [bare, full] if number % 2 else [full, bare]
+                settle(runs[full][0])
+            order = [0, 1] if number % 2 else [1, 0]
             for one in order:
-                turn(*one, TURN)
-            while full[0].global_step % EVERY < EVERY - 2 * TURN:
+                turn(*runs[one], TURN)
+            while runs[full][0].global_step % EVERY < EVERY - 2 * TURN:
                 order.reverse()
-                spent = {id(one): turn(*one, TURN) for one in order}
-                pairs.append((spent[id(bare)], spent[id(full)]))
+                spent = {one: turn(*runs[one], TURN) for one in order}
+                pairs.append((spent[1 - full], spent[full]))
             for sess in sessions:
                 turn(sess, sess.run, EVERY - sess.global_step % EVERY)
     finally:

@@ -102,8 +102,7 @@ class NanTensorHook(SessionRunHook):
         )
 
     def _check_count(self, step: int, nonfinite: Any) -> None:
-        count = int(np.asarray(nonfinite))  # a fifth of what int() alone takes, for every step
-        if count:
+        if count := int(nonfinite):
             self._found(step, f"{count} of the values in the step's outputs NaN or infinite")
 
     def _found(self, step: int, what: str) -> None:

@@ -24,6 +24,36 @@ _now = clock.monotonic
 _MOST_BALLOTS = 64
 
 
+class Count:
+    """How many values of a step's outputs are not finite, read once, when the step is waited for.
+
+    Waiting and reading each let go of the interpreter for a moment, and to get it back takes longer than either of them.
+
+    Args:
+        nonfinite: int32 scalar on the device.
+    """
+
+    __slots__ = ("_count", "_nonfinite")
+
+    def __init__(self, nonfinite: jax.Array) -> None:
+        self._nonfinite = nonfinite
+        self._count: int | None = None
+
+    def is_ready(self) -> bool:
+        """Whether the step is done."""
+        return self._nonfinite.is_ready()
+
+    def block_until_ready(self) -> Count:
+        """Wait for the step."""
+        int(self)
+        return self
+
+    def __int__(self) -> int:
+        if self._count is None:
+            self._count = int(np.asarray(self._nonfinite))  # a fifth of what int() alone takes
+        return self._count
+
+
 class Outcome(NamedTuple):
     """A dispatched step.
 
@@ -32,12 +62,14 @@ class Outcome(NamedTuple):
         nonfinite: The count of non-finite values in them.
         told: The sum of what all processes told each other, or None.
         summaries: What the step has collected by `monsess.summary`, or ``()``.
+        count: That count as one that is read once, where `Dispatcher.counts`.
     """
 
     outputs: Any
     nonfinite: jax.Array
     told: jax.Array | None
     summaries: Collected | tuple[()] = ()
+    count: Count | None = None
 
 
 class Dispatcher:
@@ -56,7 +88,9 @@ class Dispatcher:
         self._compiled: dict[Step, Compiled] = {}
         self._layouts: dict[Any, Layout] = {}
         self._fillers: dict[Layout, jax.Array] = {}
-        self._in_flight: deque[tuple[int, jax.Array]] = deque()
+        self._in_flight: deque[tuple[int, jax.Array | Count]] = deque()
+        #: bool: whether somebody reads, for each step, how many values are not finite.
+        self.counts = False
         self.state: Any = None
         #: Layout: the devices that the state lies on.
         self.state_layout: Layout = layout
@@ -114,9 +148,10 @@ class Dispatcher:
         self._job.under_way()
         if step.kind == "train":
             self.state = result.state
-        self._in_flight.append((step_after, result.nonfinite))
+        count = Count(result.nonfinite) if self.counts else None
+        self._in_flight.append((step_after, result.nonfinite if count is None else count))
         self.seconds["compile" if first else "step"] += _now() - start
-        return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed, result.summaries)
+        return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed, result.summaries, count)
 
     def _start(self, step: Step, call: Call, layout: Layout, ballot: np.ndarray | None) -> Any:
         while len(self._in_flight) >= self._max_in_flight:

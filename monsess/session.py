@@ -102,7 +102,7 @@ class MonitoredSession:
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
         if hooks is self._hooks:
-            self._watches.ran(self._global_step, outcome.nonfinite)
+            self._watches.ran(self._global_step, outcome.count)
         hooks.after_run(context, results, outcome.nonfinite, outcome.summaries)
         if counted and with_hooks:
             self._agreement.log_taken()
@@ -702,6 +702,7 @@ class MonitoredSession:
 
     def _watch_each_run(self, check: Callable[[int, Any], None]) -> None:
         """Have ``check(step, nonfinite)`` called as `SessionRunContext.watch` says, for each run until a recovery."""
+        self._dispatcher.counts = True
         self._watches.add_standing(check)
 
     def _storage(self) -> Storage | None:

@@ -28,13 +28,13 @@ class Watches:
         self._pending.append((step, value, check))
 
     def add_standing(self, check: Callable[[int, Any], None]) -> None:
-        """Have ``check(step, nonfinite)`` called for each run once it is finished, until `clear`."""
+        """Have ``check(step, count)`` called for each run once it is finished, until `clear`."""
         self._standing += (check,)
 
-    def ran(self, step: int, nonfinite: Any) -> None:
+    def ran(self, step: int, count: Any) -> None:
         """Have the standing checks called once step ``step`` is finished: they cost a run hardly more than this."""
         if self._standing:
-            self._pending.append((step, nonfinite, None))
+            self._pending.append((step, count, None))
 
     def run_through(self, step: float) -> None:
         """Run the checks of all steps up to ``step``; waits for their values.
