@@ -6,16 +6,21 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from monsess import clock
 from monsess.errors import StorageError
 from monsess.log import logger
 from monsess.storage import Storage
 
+if TYPE_CHECKING:
+    from monsess.session import MonitoredSession
+
 NAME = "goodput.json"
-#: Between two notes: on a local path, and elsewhere.
-_LOCAL_SECS, _EVERY_SECS = 0.005, 10.0
+#: Between two looks on a local path, and between two notes elsewhere.
+_LOCAL_SECS, _LONGEST_LOCAL_SECS, _EVERY_SECS = 0.005, 0.1, 10.0
 #: Of the time, the part that writing the note to a local file may take where that is slow: one in so many.
 _PART = 50
 
@@ -23,8 +28,8 @@ _PART = 50
 class Note:
     """How far a run has come: on a local path as of its newest step, elsewhere as of the last ten seconds.
 
-    A thread writes it, since a write takes the time of a short step where the disk is busy; where steps are shorter
-    than five milliseconds it is as of the last five.
+    A thread looks after the step and writes it, so that a step pays nothing for it. It looks every five milliseconds
+    while steps end as fast as that, else after a tenth of the time since the last one, so that it is at most one behind.
 
     Args:
         storage: Where the note is kept.
@@ -33,9 +38,11 @@ class Note:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._rest = b""
+        self._session: weakref.ref[MonitoredSession] | None = None
+        self._since = 0.0
         self._newest = (0, 0.0)  # step, and seconds since the attempt began
         self._begun_anew = False  # the rest is another one than that in the file
-        self._news, self._closed = threading.Event(), threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def read(self) -> dict[str, Any] | None:
@@ -49,26 +56,34 @@ class Note:
             return None
         return found if isinstance(found, dict) else None
 
-    def begin(self, about: Mapping[str, Any], step: int, elapsed: float) -> None:
-        """Begin to note steps.
+    def begin(self, about: Mapping[str, Any], session: MonitoredSession, since: float) -> None:
+        """Begin to note the steps of a session.
 
         Args:
             about: What is noted beside the step and the time, and stays the same.
-            step: The first one.
-            elapsed: Seconds since the attempt began.
+            session: Its step.
+            since: When the attempt began, by the clock.
         """
         self._rest = b", " + json.dumps(dict(about)).encode()[1:] + b"\n"
-        self._newest, self._begun_anew = (step, elapsed), True
-        self._news.set()
+        self._session, self._since = weakref.ref(session), since
+        self._newest, self._begun_anew = (session.global_step, clock.monotonic() - since), True
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._keep, name="monsess-goodput", daemon=True)
             self._thread.start()
 
-    def tell(self, step: int, elapsed: float) -> None:
-        """Note a step."""
-        self._newest = (step, elapsed)
-        if not self._news.is_set():
-            self._news.set()
+    def look(self, at_all_events: bool = False) -> None:
+        """Take note of the step that the session is at now; one that a recovery has gone back to is none.
+
+        Args:
+            at_all_events: And of the time, if it is still at the same one.
+        """
+        session = None if self._session is None else self._session()
+        if session is not None and session.global_step >= self._newest[0] + (not at_all_events):
+            self._newest = (session.global_step, clock.monotonic() - self._since)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._closed.set()
 
     def close(self, final: Mapping[str, Any] | None, seconds: float) -> None:
         """Note the end.
@@ -77,8 +92,7 @@ class Note:
             final: What the note says from now on; None: what it says already, as of the newest step.
             seconds: How long to wait at most.
         """
-        self._closed.set()
-        self._news.set()
+        self.stop()
         content = self._content() if final is None else json.dumps(dict(final)).encode() + b"\n"
         if not self._rest and final is None:
             return
@@ -94,24 +108,26 @@ class Note:
 
     def _keep(self) -> None:
         file: int | None = None
+        written: tuple[int, float] | None = None
+        pause, changed = 0.0, time.perf_counter()
         try:
-            while True:
-                self._news.wait()
-                if self._closed.is_set():
-                    return
-                self._news.clear()
-                if file is not None and self._begun_anew:
+            while not self._closed.wait(pause):
+                self.look()
+                if self._begun_anew and file is not None:
                     os.close(file)
                     file = None
-                pause = _LOCAL_SECS
-                if file is None:
+                begun, newest = time.perf_counter(), self._newest
+                if self._begun_anew:
                     file = self._write_whole()
-                else:
-                    begun = time.perf_counter()
-                    os.pwrite(file, self._head(), 0)
-                    pause = max(pause, _PART * (time.perf_counter() - begun))
-                if self._closed.wait(_EVERY_SECS if file is None else pause):
-                    return
+                elif newest != written:
+                    changed = begun
+                    if file is None:
+                        self._storage.write(NAME, self._content())
+                    else:
+                        os.pwrite(file, _head(newest), 0)
+                written, now = newest, time.perf_counter()
+                pause = min(max(_LOCAL_SECS, (now - changed) / 10), _LONGEST_LOCAL_SECS)
+                pause = _EVERY_SECS if file is None else max(pause, _PART * (now - begun))
         except (StorageError, OSError) as error:
             self._give_up(error)
         finally:
@@ -120,7 +136,7 @@ class Note:
 
     def _write_whole(self) -> int | None:
         """Write the note; on a local path gives the open file, of which only the beginning changes from then on."""
-        self._begun_anew = False
+        self._begun_anew = False  # first: it may begin anew once more meanwhile
         self._storage.write(NAME, self._content())
         path = self._storage.local_path
         return None if path is None else os.open(os.path.join(path, NAME), os.O_WRONLY)
@@ -135,8 +151,9 @@ class Note:
     def _give_up(error: Exception) -> None:
         logger.warning("How far the run comes is not noted any more, so lost work will not be known: %s", error)
 
-    def _head(self) -> bytes:
-        return b'{"step": %12d, "elapsed": %18.6f' % self._newest  # always of the same length
-
     def _content(self) -> bytes:
-        return self._head() + self._rest
+        return _head(self._newest) + self._rest
+
+
+def _head(newest: tuple[int, float]) -> bytes:
+    return b'{"step": %12d, "elapsed": %18.6f' % newest  # always of the same length

@@ -84,9 +84,9 @@ class GoodputHook(SessionRunHook):
     code, where outputs are converted and so waited for), ``start`` (restoring or initialising), ``lost`` (everything
     since the checkpoint that a run had to go back to) and ``down`` (from the end of a killed attempt to the start of
     the next). They add up to ``wall``. The totals are stored with each checkpoint; how far a run came is noted in
-    ``goodput.json`` beside the checkpoints, on a local path with every step, or every five
-    milliseconds where steps are shorter, elsewhere every ten seconds, so that the lost work is known after a kill.
-    The goodput is the share of ``step`` and ``loop``. The chief writes it to the
+    ``goodput.json`` beside the checkpoints, on a local path with every step, or every five milliseconds where steps
+    are shorter, elsewhere every ten seconds, by a thread, so that the lost work is known after a kill and a step pays
+    nothing for it. The goodput is the share of ``step`` and ``loop``. The chief writes it to the
     records, as an event with all parts and as the curve ``goodput``, and logs a line at the end.
 
     Args:
@@ -151,9 +151,8 @@ class GoodputHook(SessionRunHook):
         self._from = self._began
         self._session = None
         self._final: _Account | None = None
-        self._seen = 0
-        self._ran = self._noting = False
-        self._told = 0.0  # seconds from `_from` to the newest step
+        self._seen = self._first = 0
+        self._noting = False
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the account of the checkpoint back."""
@@ -175,10 +174,12 @@ class GoodputHook(SessionRunHook):
                 logger.warning("The account of the checkpoint cannot be read (%r), and begins anew.", error)
                 loaded = None
         if session.recoveries:
-            reached = {"step": self._seen, "wall": self._base.wall + self._told, "down": self._base.parts["down"]}
+            step, failed = session._left_behind()
+            told = failed - self._from
+            reached = {"step": step, "wall": self._base.wall + told, "down": self._base.parts["down"]}
             reached |= {"lost_steps": self._base.lost_steps, "restarts": self._base.restarts}
             base = _after_a_failure(before, reached, session.global_step)
-            self._base = base.plus({"start": now - self._from - self._told})
+            self._base = base.plus({"start": now - failed})
         else:
             self._note = self._its_note(session)
             found = None if self._note is None else self._note.read()
@@ -188,31 +189,27 @@ class GoodputHook(SessionRunHook):
         self._session = session
         self._from = now
         self._seconds_before, self._hooks_before = dict(session.seconds), _hook_seconds(session)
-        self._told = 0.0
-        self._seen = session.global_step
-        self._ran = self._noting = False
+        self._seen = self._first = session.global_step
+        self._noting = False
         self._cadence.rearm()
-        self._record_from = self._cadence.next_due(self._seen) or 0  # before this step it cannot be due
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Note the step, and record the account if that is due."""
+        """Record the account if that is due."""
+        if self._note is not None and not self._noting:
+            self._begin_noting(self._note)
         seen, self._seen = self._seen, run_context.global_step
-        self._told = clock.monotonic() - self._from
-        self._ran = True
-        if self._note is not None:
-            if self._noting:
-                self._note.tell(self._seen, self._told)
-            else:
-                self._begin_noting()
-        if self._seen >= self._record_from and self._cadence.due(seen, self._seen):
+        if self._cadence.due(seen, self._seen):
             self._cadence.rearm()
-            self._record_from = self._cadence.next_due(self._seen) or 0
             self._record(run_context.session)
+
+    def _sleeps_until(self) -> int | None:
+        """See `HookRunner`."""
+        return self._cadence.next_due(self._seen)
 
     def end(self, session: MonitoredSession) -> None:
         """Record the account, log it, and note that nothing was lost."""
         self._final = account = self._now()
-        if session.is_chief and self._ran:
+        if session.is_chief and session.global_step > self._first:
             self._record(session)
             logger.info("goodput %s", _shown(account))
         if self._note is not None and self._noting:
@@ -226,30 +223,31 @@ class GoodputHook(SessionRunHook):
         if self._session is not None:
             self._final = self._now()
         if self._note is not None and self._noting:
-            self._note.tell(self._seen, clock.monotonic() - self._from)
+            self._note.look(at_all_events=True)
             self._note.close(None, _ERROR_SECS)
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._note is not None:
+            self._note.stop()
         self._session = self._note = None
 
     def _its_note(self, session: MonitoredSession) -> Note | None:
         storage = session._storage() if session.is_chief else None
         return None if storage is None else Note(storage)
 
-    def _begin_noting(self) -> None:
-        assert self._note is not None
+    def _begin_noting(self, note: Note) -> None:
         assert self._session is not None
         about = {
             "run_id": self._session.run_id,
-            "time": clock.wall() - self._told,
+            "time": clock.wall() - (clock.monotonic() - self._from),
             "wall": self._base.wall,
             "down": self._base.parts["down"],
             "lost_steps": self._base.lost_steps,
             "restarts": self._base.restarts,
         }
         self._noting = True
-        self._note.begin(about, self._seen, self._told)
+        note.begin(about, self._session, self._from)
 
     def _now(self) -> _Account:
         """The account up to this moment."""

@@ -85,6 +85,7 @@ class Restarts:
         settle: Lets saves in flight end, which may restore the budget.
         forget_threads: Ends the session's threads and clears what they reported.
         obstacle: Why the state could not be gone back to without losing something, or None.
+        step: The global step.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Restarts:
         settle: Callable[[], None],
         forget_threads: Callable[[], None],
         obstacle: Callable[[], str | None],
+        step: Callable[[], int],
     ) -> None:
         self._policy = policy
         self._create = create
@@ -102,7 +104,10 @@ class Restarts:
         self._settle = settle
         self._forget_threads = forget_threads
         self._obstacle = obstacle
+        self._step = step
         self._since_commit = 0
+        #: tuple of int and float: the step that the last recovery went back from, and when that was, by the clock.
+        self.left_behind = 0, 0.0
         #: int: how often the session has recovered.
         self.recoveries = 0
 
@@ -161,6 +166,7 @@ class Restarts:
         if obstacle is not None:
             error.add_note(obstacle)
             return False
+        self.left_behind = self._step(), clock.monotonic()
         self._settle_for(cause)
         while self._policy.covers(cause):
             if self._since_commit >= self._policy.max_restarts:

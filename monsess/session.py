@@ -161,6 +161,7 @@ class MonitoredSession:
             settle=lambda: self._saving.settle(self),
             forget_threads=self._forget_threads,
             obstacle=self._obstacle_to_recovery,
+            step=lambda: self._global_step,
         )
         self._unsaved_auxiliary = False
         self._checked_first_step = False
@@ -704,6 +705,10 @@ class MonitoredSession:
         """Have ``check(step, nonfinite)`` called as `SessionRunContext.watch` says, for each run until a recovery."""
         self._dispatcher.counts = True
         self._watches.add_standing(check)
+
+    def _left_behind(self) -> tuple[int, float]:
+        """The step that the last recovery went back from, and when that was, by the clock."""
+        return self._restarts.left_behind
 
     def _storage(self) -> Storage | None:
         """The directory of the run, for hooks that keep something there; None where this process has none."""

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from monsess import clock
 from monsess.coordinator import Coordinator
 from monsess.errors import FetchError
 from monsess.hook import SessionRunContext, SessionRunValues, check_hooks
@@ -47,6 +48,7 @@ class FakeSession:
     def recover(self, step):
         """Go back to the checkpoint of ``step``, which holds the hooks' states of now."""
         self.recoveries += 1
+        self.left_behind = self.global_step, clock.monotonic()
         self.global_step = self.state = self.restored_from = step
         self.pending.clear()
         for hook in self.hooks:
@@ -121,6 +123,9 @@ class FakeSession:
 
     def _watch(self, step, value, check):
         self.pending.append((step, value, check))
+
+    def _left_behind(self):
+        return self.left_behind
 
     def _watch_each_run(self, check):
         self.standing += (check,)

@@ -41,14 +41,12 @@ def steps(session, clock, count, seconds=1.0, part="step"):
         session.run(loss=1.0)
 
 
-def killed(hook):
-    """What a killed attempt leaves behind: nothing is told to the hook any more."""
+def noted(hook, step):
+    """Wait until the note is as of a step."""
     note = hook._note
     if note is not None and note._thread is not None:
+        ticks.wait_until(lambda: note._newest[0] == step)
         ticks.wait_until(lambda: note.read() is not None and note._storage.read(NAME) == note._content())
-        note._closed.set()
-        note._news.set()
-        note._thread.join()
 
 
 class Attempt:
@@ -68,12 +66,18 @@ class Attempt:
         session.create = create
         session.__init__(self.hook, step=step, restored=None if restored is None else [restored])
 
-    def run(self, count, seconds=1.0, part="step"):
+    def run(self, count, seconds=1.0, part="step", wait=True):
         steps(self.session, self.clock, count, seconds, part)
+        if wait:
+            noted(self.hook, self.session.global_step)  # the thread reads the clock of now
         return json.loads(json.dumps(self.hook.state_dict()))
 
     def kill(self):
-        killed(self.hook)
+        """Leave behind what a killed attempt does: nothing is told to the hook any more."""
+        note = self.hook._note
+        if note is not None and note._thread is not None:
+            note.stop()
+            note._thread.join()
 
 
 class TestAccount:
@@ -245,7 +249,8 @@ class TestRestarts:
         attempt = Attempt(tmp_path, clock, start=1)
         stored = attempt.run(5)
         attempt.run(3)
-        clock.advance(2)  # the step that failed, and the back-off
+        attempt.session.left_behind = 8, clock.monotonic()
+        clock.advance(2)  # the back-off
         attempt.hook.load_state_dict(stored)
         attempt.session.recoveries += 1
         attempt.session.global_step = 5
@@ -304,7 +309,7 @@ class TestNote:
         attempt = Attempt(tmp_path, clock)
         begun = time.monotonic()
         while time.monotonic() < begun + 2.2:
-            attempt.run(1, seconds=0.01)
+            attempt.run(1, seconds=0.01, wait=False)
             time.sleep(0.005)
         assert 2 <= len(slept) <= 5  # each is followed by half a second without one; it would be 200
         attempt.hook._note.close(None, 5)
@@ -317,9 +322,9 @@ class TestNote:
 
         monkeypatch.setattr(_note.os, "pwrite", full)
         attempt = Attempt(tmp_path, clock)
-        attempt.run(1)
+        attempt.run(1, wait=False)
         ticks.wait_until(lambda: (tmp_path / NAME).exists())
-        attempt.run(4)
+        attempt.run(4, wait=False)
         attempt.hook._note._thread.join(5)
         assert len([line for line in lines() if "No space left on device" in line]) == 1
         assert attempt.hook.totals["wall"] == 5
@@ -327,15 +332,15 @@ class TestNote:
     def test_on_a_store(self, clock):
         url = "memory://goodput-note"
         first = Attempt(url, clock)
-        stored = first.run(5)
-        first.run(1)
+        stored = first.run(5, wait=False)
+        first.run(1, wait=False)
         ticks.wait_until(lambda: first.hook._note.read() is not None)
-        first.hook._note._closed.set()  # as of some seconds ago is as of step 1 here
+        first.kill()  # as of some seconds ago is as of step 1 here
         note = json.loads(first.session.storage.read(NAME))
         assert 1 <= note["step"] <= 6
         second = Attempt(url, clock, restored=stored, step=5)
         assert second.hook.lost_steps <= 1
-        second.run(2)
+        second.run(2, wait=False)
         second.session.end()
         assert json.loads(second.session.storage.read(NAME))["clean"] is True
 
