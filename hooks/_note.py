@@ -29,7 +29,7 @@ class Note:
     """How far a run has come: on a local path as of its newest step, elsewhere as of the last ten seconds.
 
     A thread looks after the step and writes it, so that a step pays nothing for it. It looks every five milliseconds
-    while steps end as fast as that, else after a tenth of the time since the last one, so that it is at most one behind.
+    while steps end as fast as that, else after a tenth of the time since the last one: it is one step behind at most.
 
     Args:
         storage: Where the note is kept.

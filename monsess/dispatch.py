@@ -27,7 +27,7 @@ _MOST_BALLOTS = 64
 class Count:
     """How many values of a step's outputs are not finite, read once, when the step is waited for.
 
-    Waiting and reading each let go of the interpreter for a moment, and to get it back takes longer than either of them.
+    Waiting and reading each let go of the interpreter for a moment, and to get it back takes longer than either does.
 
     Args:
         nonfinite: int32 scalar on the device.
@@ -35,7 +35,7 @@ class Count:
 
     __slots__ = ("_count", "_nonfinite")
 
-    def __init__(self, nonfinite: jax.Array) -> None:
+    def __init__(self, nonfinite: Any) -> None:
         self._nonfinite = nonfinite
         self._count: int | None = None
 
@@ -62,14 +62,14 @@ class Outcome(NamedTuple):
         nonfinite: The count of non-finite values in them.
         told: The sum of what all processes told each other, or None.
         summaries: What the step has collected by `monsess.summary`, or ``()``.
-        count: That count as one that is read once, where `Dispatcher.counts`.
+        counted: That count as one that is read once, where `Dispatcher.counts`.
     """
 
     outputs: Any
     nonfinite: jax.Array
     told: jax.Array | None
     summaries: Collected | tuple[()] = ()
-    count: Count | None = None
+    counted: Count | None = None
 
 
 class Dispatcher:
@@ -148,7 +148,7 @@ class Dispatcher:
         self._job.under_way()
         if step.kind == "train":
             self.state = result.state
-        count = Count(result.nonfinite) if self.counts else None
+        count = Count(result.nonfinite) if self.counts and step.kind == "train" else None
         self._in_flight.append((step_after, result.nonfinite if count is None else count))
         self.seconds["compile" if first else "step"] += _now() - start
         return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed, result.summaries, count)

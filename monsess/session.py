@@ -102,7 +102,7 @@ class MonitoredSession:
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
         if hooks is self._hooks:
-            self._watches.ran(self._global_step, outcome.count)
+            self._watches.ran(self._global_step, outcome.counted)
         hooks.after_run(context, results, outcome.nonfinite, outcome.summaries)
         if counted and with_hooks:
             self._agreement.log_taken()

@@ -170,6 +170,18 @@ class TestLines:
                 sess.run(toy.train)
         toy.assert_same_bits(sess.state_copy(), toy.straight(6))
 
+    def test_a_run_that_fails_and_is_caught_does_not_stop_it(self, clock, lines):
+        hooks = [ms.ProgressBarHook(line_secs=10)]
+        shown = []
+        with ms.MonitoredTrainingSession(toy.init_fn, hooks=hooks, max_in_flight=1, log_step_count_steps=None) as sess:
+            for number in range(6):
+                clock.advance(10)
+                with pytest.raises(ms.BatchError):
+                    sess.run(toy.train, {"x": jnp.ones((3, 1))})
+                sess.run(toy.train, toy.batch(number))
+                shown += [line for line in lines() if line.startswith("step ")]
+        assert len(shown) >= 3
+
     def test_the_log_is_left_as_it_was(self):
         before = list(logging.getLogger("monsess").handlers)
         with ms.MonitoredTrainingSession(toy.init_fn, data=toy.batches(2), hooks=[ms.ProgressBarHook()]) as sess:
