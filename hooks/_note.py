@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 NAME = "goodput.json"
 #: Between two looks on a local path, and between two notes elsewhere.
-_LOCAL_SECS, _LONGEST_LOCAL_SECS, _EVERY_SECS = 0.005, 0.1, 10.0
+_LOCAL_SECS, _EVERY_SECS = 0.005, 10.0
+#: So long it looks on a local path once it is woken.
+_LOOKS_SECS = 0.02
 #: Of the time, the part that writing the note to a local file may take where that is slow: one in so many.
 _PART = 50
 
@@ -28,8 +30,8 @@ _PART = 50
 class Note:
     """How far a run has come: on a local path as of its newest step, elsewhere as of the last ten seconds.
 
-    A thread looks after the step and writes it, so that a step pays nothing for it. It looks every five milliseconds
-    while steps end as fast as that, else after a tenth of the time since the last one: it is one step behind at most.
+    A thread writes it. Once it is woken it looks after the step by itself for a while, every five milliseconds, so that
+    it need not be woken for each of many short steps.
 
     Args:
         storage: Where the note is kept.
@@ -42,7 +44,8 @@ class Note:
         self._since = 0.0
         self._newest = (0, 0.0)  # step, and seconds since the attempt began
         self._begun_anew = False  # the rest is another one than that in the file
-        self._closed = threading.Event()
+        self._until = 0.0  # by the clock, the thread looks by itself
+        self._news, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def read(self) -> dict[str, Any] | None:
@@ -56,13 +59,16 @@ class Note:
             return None
         return found if isinstance(found, dict) else None
 
-    def begin(self, about: Mapping[str, Any], session: MonitoredSession, since: float) -> None:
+    def begin(self, about: Mapping[str, Any], session: MonitoredSession, since: float) -> float:
         """Begin to note the steps of a session.
 
         Args:
             about: What is noted beside the step and the time, and stays the same.
             session: Its step.
             since: When the attempt began, by the clock.
+
+        Returns:
+            As `wake`.
         """
         self._rest = b", " + json.dumps(dict(about)).encode()[1:] + b"\n"
         self._session, self._since = weakref.ref(session), since
@@ -70,6 +76,13 @@ class Note:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._keep, name="monsess-goodput", daemon=True)
             self._thread.start()
+        return self.wake()
+
+    def wake(self) -> float:
+        """Have the thread look after the step; returns the moment of the clock up to which it goes on doing so."""
+        self._until = clock.monotonic() + (_LOOKS_SECS if self._storage.local_path is not None else _EVERY_SECS)
+        self._news.set()
+        return self._until
 
     def look(self, at_all_events: bool = False) -> None:
         """Take note of the step that the session is at now; one that a recovery has gone back to is none.
@@ -84,6 +97,7 @@ class Note:
     def stop(self) -> None:
         """Look no more."""
         self._closed.set()
+        self._news.set()
 
     def close(self, final: Mapping[str, Any] | None, seconds: float) -> None:
         """Note the end.
@@ -109,25 +123,31 @@ class Note:
     def _keep(self) -> None:
         file: int | None = None
         written: tuple[int, float] | None = None
-        pause, changed = 0.0, time.perf_counter()
+        looked = pause = took = 0.0
         try:
             while not self._closed.wait(pause):
+                if written is not None and looked >= self._until:
+                    self._news.wait()  # whoever ended a step since then wakes it
+                self._news.clear()
+                looked, pause = clock.monotonic(), _LOCAL_SECS
                 self.look()
                 if self._begun_anew and file is not None:
                     os.close(file)
                     file = None
-                begun, newest = time.perf_counter(), self._newest
+                newest = self._newest
                 if self._begun_anew:
                     file = self._write_whole()
+                elif newest != written and file is None:
+                    self._storage.write(NAME, self._content())
                 elif newest != written:
-                    changed = begun
-                    if file is None:
-                        self._storage.write(NAME, self._content())
-                    else:
-                        os.pwrite(file, _head(newest), 0)
-                written, now = newest, time.perf_counter()
-                pause = min(max(_LOCAL_SECS, (now - changed) / 10), _LONGEST_LOCAL_SECS)
-                pause = _EVERY_SECS if file is None else max(pause, _PART * (now - begun))
+                    assert file is not None
+                    begun, before = time.perf_counter(), took
+                    os.pwrite(file, _head(newest), 0)
+                    took = time.perf_counter() - begun
+                    pause = max(pause, _PART * min(took, before))  # one alone may have met a checkpoint's fsync
+                written = newest
+                if file is None:
+                    pause = _EVERY_SECS
         except (StorageError, OSError) as error:
             self._give_up(error)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -86,7 +87,7 @@ class GoodputHook(SessionRunHook):
     the next). They add up to ``wall``. The totals are stored with each checkpoint; how far a run came is noted in
     ``goodput.json`` beside the checkpoints, on a local path with every step, or every five milliseconds where steps
     are shorter, elsewhere every ten seconds, by a thread, so that the lost work is known after a kill and a step pays
-    nothing for it. The goodput is the share of ``step`` and ``loop``. The chief writes it to the
+    hardly anything for it. The goodput is the share of ``step`` and ``loop``. The chief writes it to the
     records, as an event with all parts and as the curve ``goodput``, and logs a line at the end.
 
     Args:
@@ -190,13 +191,18 @@ class GoodputHook(SessionRunHook):
         self._from = now
         self._seconds_before, self._hooks_before = dict(session.seconds), _hook_seconds(session)
         self._seen = self._first = session.global_step
-        self._noting = False
+        self._noting, self._noted_until = (
+            False,
+            math.inf,
+        )  # nobody notes anything, or: up to here the thread looks itself
         self._cadence.rearm()
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Record the account if that is due."""
+        """Have the step noted, and record the account if that is due."""
         if self._note is not None and not self._noting:
             self._begin_noting(self._note)
+        elif self._note is not None:
+            self._noted_until = self._note.wake()
         seen, self._seen = self._seen, run_context.global_step
         if self._cadence.due(seen, self._seen):
             self._cadence.rearm()
@@ -205,6 +211,10 @@ class GoodputHook(SessionRunHook):
     def _sleeps_until(self) -> int | None:
         """See `HookRunner`."""
         return self._cadence.next_due(self._seen)
+
+    def _sleeps_until_time(self) -> float:
+        """See `HookRunner`."""
+        return self._noted_until
 
     def end(self, session: MonitoredSession) -> None:
         """Record the account, log it, and note that nothing was lost."""
@@ -247,7 +257,7 @@ class GoodputHook(SessionRunHook):
             "restarts": self._base.restarts,
         }
         self._noting = True
-        note.begin(about, self._session, self._from)
+        self._noted_until = note.begin(about, self._session, self._from)
 
     def _now(self) -> _Account:
         """The account up to this moment."""
