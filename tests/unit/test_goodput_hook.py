@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 
 import jax
@@ -295,6 +296,25 @@ class TestNote:
             attempt.run(1)
             ticks.wait_until(lambda n=step: (attempt.hook._note.read() or {}).get("step") == n, seconds=5)
         attempt.kill()
+
+    def test_every_step_is_noted_however_the_steps_come(self, tmp_path):
+        """The hook sleeps while the thread looks by itself, and wakes it once that has ended."""
+        seed = random.randrange(10**6)
+        print("seed", seed)
+        choose = random.Random(seed)
+        hook, asleep = ms.GoodputHook(), []
+        with ms.MonitoredTrainingSession(
+            ticks.init_fn, checkpoint_dir=tmp_path, hooks=[hook], save_checkpoint_secs=None, log_step_count_steps=None
+        ) as sess:
+            for _ in range(60):
+                for _ in range(choose.randint(1, 6)):
+                    sess.run(ticks.one)
+                    asleep.append(bool(sess._hooks._asleep))
+                if choose.random() < 0.5:
+                    time.sleep(choose.uniform(0, 0.05))
+                else:
+                    ticks.wait_until(lambda: (hook._note.read() or {}).get("step") == sess.global_step, 10)
+        assert any(asleep)
 
     def test_a_file_that_is_slow_is_written_less_often(self, tmp_path, clock, monkeypatch):
         from monsess.hooks import _note
