@@ -71,6 +71,8 @@ class Note:
             As `wake`.
         """
         self._rest = b", " + json.dumps(dict(about)).encode()[1:] + b"\n"
+        if self._session is None:
+            weakref.finalize(session, self.stop).atexit = False  # one that nobody closes leaves no thread behind
         self._session, self._since = weakref.ref(session), since
         self._newest, self._begun_anew = (session.global_step, clock.monotonic() - since), True
         if self._thread is None or not self._thread.is_alive():

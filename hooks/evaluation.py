@@ -169,6 +169,8 @@ class EvaluationHook(SessionRunHook):
         due = due or (self._with_saves and session.save_requested)
         if due:
             self._evaluate(session, step)
+        elif session.stop_reason is not None:  # a hook of the user that passes its calls on here has no `_at_stop`
+            self._evaluate_at_end(session)
 
     def end(self, session: MonitoredSession) -> None:
         """Evaluate the final state if it was not."""

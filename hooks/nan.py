@@ -58,8 +58,6 @@ class NanTensorHook(SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Forget what was found before a recovery: the state is another one."""
         self._finding = None
-        if self._args is None:
-            session._watch_each_run(self._check_count)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch what is to be looked at."""
@@ -67,8 +65,11 @@ class NanTensorHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Have the values looked at once they are there."""
+        step = run_context.global_step
         if self._args is not None:
             self._watch_results(run_context, run_values.results)
+        elif run_values.nonfinite is not None and run_context.session._watch_each_run(self._check_count):
+            run_context.watch(run_values.nonfinite, partial(self._check_count, step))
         # A check may run in any thread and must not touch the session, so what it found waits here.
         if self._finding is not None:
             run_context.request_stop(self._finding)

@@ -31,12 +31,13 @@ class Count:
 
     Args:
         nonfinite: int32 scalar on the device.
+        alone: Whether it is on one device only; otherwise reading it does not wait for all of them.
     """
 
-    __slots__ = ("_count", "_nonfinite")
+    __slots__ = ("_alone", "_count", "_nonfinite")
 
-    def __init__(self, nonfinite: Any) -> None:
-        self._nonfinite = nonfinite
+    def __init__(self, nonfinite: Any, alone: bool) -> None:
+        self._nonfinite, self._alone = nonfinite, alone
         self._count: int | None = None
 
     def is_ready(self) -> bool:
@@ -44,7 +45,9 @@ class Count:
         return self._nonfinite.is_ready()
 
     def block_until_ready(self) -> Count:
-        """Wait for the step."""
+        """Wait for the step, on all devices."""
+        if not self._alone:
+            self._nonfinite.block_until_ready()
         int(self)
         return self
 
@@ -148,7 +151,7 @@ class Dispatcher:
         self._job.under_way()
         if step.kind == "train":
             self.state = result.state
-        count = Count(result.nonfinite) if self.counts and step.kind == "train" else None
+        count = Count(result.nonfinite, layout.device_count == 1) if self.counts and step.kind == "train" else None
         self._in_flight.append((step_after, result.nonfinite if count is None else count))
         self.seconds["compile" if first else "step"] += _now() - start
         return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed, result.summaries, count)

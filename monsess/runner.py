@@ -122,7 +122,7 @@ class HookRunner:
             The end of the data, if a hook has met it already.
         """
         ended = None
-        self._restless = [h for h in self.hooks if _has(h, "_sleeps_until") and "_sleeps_until" in vars(type(h))]
+        self._restless = []  # nobody sleeps before it knows the session: another hook may run a step here
         self._asleep.clear()
         self._choose()
         for hook, key in zip(self.hooks, self.keys, strict=True):
@@ -130,6 +130,7 @@ class HookRunner:
                 self._call(hook, key, "after_create_session", session, coord)
             except EndOfData as end:
                 ended = end
+        self._restless = [h for h in self.hooks if _has(h, "_sleeps_until") and "_sleeps_until" in vars(type(h))]
         return ended
 
     def before_run(self, context: SessionRunContext, steps: int) -> dict[str, SessionRunArgs]:

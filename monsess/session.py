@@ -701,10 +701,13 @@ class MonitoredSession:
     def _watch(self, step: int, value: Any, check: Callable[[Any], None]) -> None:
         self._watches.add(step, value, check)
 
-    def _watch_each_run(self, check: Callable[[int, Any], None]) -> None:
-        """Have ``check(step, nonfinite)`` called as `SessionRunContext.watch` says, for each run until a recovery."""
+    def _watch_each_run(self, check: Callable[[int, Any], None]) -> bool:
+        """Have ``check(step, count)`` called as `SessionRunContext.watch` says, for each run from the next one on.
+
+        That ends with a recovery. Returns whether it was not so already.
+        """
         self._dispatcher.counts = True
-        self._watches.add_standing(check)
+        return self._watches.add_standing(check)
 
     def _left_behind(self) -> tuple[int, float]:
         """The step that the last recovery went back from, and when that was, by the clock."""

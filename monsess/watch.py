@@ -27,9 +27,12 @@ class Watches:
         """Have ``check(value)`` called once step ``step`` is finished."""
         self._pending.append((step, value, check))
 
-    def add_standing(self, check: Callable[[int, Any], None]) -> None:
-        """Have ``check(step, count)`` called for each run once it is finished, until `clear`."""
+    def add_standing(self, check: Callable[[int, Any], None]) -> bool:
+        """Have ``check(step, count)`` called for each run once it is finished, until `clear`; whether that is new."""
+        if check in self._standing:
+            return False
         self._standing += (check,)
+        return True
 
     def ran(self, step: int, count: Any) -> None:
         """Have the standing checks called once step ``step`` is finished: they cost a run hardly more than this."""

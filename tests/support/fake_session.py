@@ -128,7 +128,9 @@ class FakeSession:
         return self.left_behind
 
     def _watch_each_run(self, check):
-        self.standing += (check,)
+        new = check not in self.standing
+        self.standing += (check,) if new else ()
+        return new
 
     @property
     def saved_steps(self):

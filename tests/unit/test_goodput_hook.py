@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import time
@@ -410,6 +411,49 @@ class TestInSession:
         assert set(events[-1]["totals"]) == {*PARTS, "wall"}
         assert events[-1]["hooks"]["TestInSession.test_adds_up_to_the_wall_time.<locals>.Evaluates"] >= 6 * 0.05
         assert ms.CheckpointStore(tmp_path).steps() == [10, 20, 30]
+
+    def test_a_recovery_that_needs_two_attempts_counts_what_was_lost_once(self, tmp_path):
+        class Passing(Exception):
+            pass
+
+        class Fails(ms.SessionRunHook):
+            created, failed = 0, False
+
+            def after_create_session(self, session, coord):
+                self.created += 1
+                if self.created == 2:
+                    raise Passing
+
+            def after_run(self, run_context, run_values):
+                if run_context.global_step == 17 and not self.failed:
+                    self.failed = True
+                    raise Passing
+
+        hook = ms.GoodputHook()
+        with ms.MonitoredTrainingSession(
+            ticks.init_fn,
+            checkpoint_dir=tmp_path,
+            hooks=[hook, Fails(), ms.StopAtStepHook(20)],
+            save_checkpoint_steps=10,
+            recovery=ms.Recovery(backoff_secs=0.01, is_transient=lambda error: isinstance(error, Passing)),
+        ) as sess:
+            while not sess.should_stop():
+                sess.run(ticks.one)
+        assert hook.lost_steps == 7
+        assert hook.totals["lost"] > 0
+
+    def test_a_session_that_nobody_closes_leaves_no_thread_behind(self, tmp_path):
+        def thread():
+            hook = ms.GoodputHook()
+            sess = ms.MonitoredTrainingSession(ticks.init_fn, checkpoint_dir=tmp_path, hooks=[hook])
+            sess.__enter__()
+            sess.run(ticks.one)
+            return hook._note._thread
+
+        left = thread()
+        gc.collect()
+        left.join(10)
+        assert not left.is_alive()
 
     def test_training_is_the_same(self, tmp_path):
         with ms.MonitoredTrainingSession(

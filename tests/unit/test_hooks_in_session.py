@@ -462,6 +462,85 @@ def test_a_hook_that_goes_by_seconds_is_called_when_its_time_has_come(lines):
         assert asleep.count(2) >= 55
 
 
+class Warms(ms.SessionRunHook):
+    """Runs a step before the hooks behind it know of the session."""
+
+    def after_create_session(self, session, coord):
+        session.run(counted)
+
+
+def test_a_step_that_a_hook_runs_at_the_start_sends_no_other_to_sleep(lines):
+    with FakeClock() as clock:
+        hooks = [Warms(), ms.ProgressBarHook(line_secs=10), ms.EvaluationHook(ticks.look, every_n_steps=5)]
+        with ms.MonitoredTrainingSession(
+            lambda: {"count": 0.0}, hooks=hooks, max_in_flight=1, **OFF, log_step_count_steps=None
+        ) as sess:
+            while sess.global_step < 40:
+                clock.advance(1)
+                sess.run(counted)
+    told = lines()
+    assert len([line for line in told if line.startswith("step ")]) >= 3
+    assert len([line for line in told if line.startswith("Evaluation at step ")]) == 8
+
+
+@ms.train_step
+def breaks(state):
+    return {"count": state["count"] + 1}, {"loss": 0.0 / state["count"]}
+
+
+class WarmsBadly(ms.SessionRunHook):
+    """Its own step is the one whose loss is not finite."""
+
+    def after_create_session(self, session, coord):
+        session.run(breaks)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_not_finite_is_found_in_the_first_run_too(alone):
+    hooks = [] if alone else [WarmsBadly()]
+    with (
+        pytest.raises(ms.NanLossDuringTrainingError, match="At step 1: "),
+        ms.MonitoredTrainingSession(lambda: {"count": 0.0}, hooks=[*hooks, ms.NanTensorHook()], **OFF) as sess,
+    ):
+        while sess.global_step < 9:
+            sess.run(breaks)
+
+
+class PassesOn(ms.SessionRunHook):
+    """A built-in hook inside of one of the user, which knows of the public methods only."""
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def begin(self):
+        self.hook.begin()
+
+    def before_run(self, run_context):
+        return self.hook.before_run(run_context)
+
+    def after_run(self, run_context, run_values):
+        self.hook.after_run(run_context, run_values)
+
+    def end(self, session):
+        self.hook.end(session)
+
+
+def test_a_built_in_hook_inside_another_one_does_its_work(tmp_path):
+    inner = ms.EvaluationHook(ticks.look)
+    with ms.MonitoredTrainingSession(
+        lambda: {"count": 0.0}, checkpoint_dir=tmp_path, hooks=[ms.StopAtStepHook(5), PassesOn(inner)], **OFF
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(counted)
+        assert inner.evaluated_step == 5
+    with (
+        pytest.raises(ms.NanLossDuringTrainingError, match="At step 1: "),
+        ms.MonitoredTrainingSession(lambda: {"count": 0.0}, hooks=[PassesOn(ms.NanTensorHook())], **OFF) as sess,
+    ):
+        while sess.global_step < 9:
+            sess.run(breaks)
+
+
 class MovesTheClock(ms.SessionRunHook):
     """What makes a run long."""
 
