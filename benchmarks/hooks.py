@@ -9,7 +9,7 @@ hooks and without, by turns, which leaves that difference out, and all that hook
 
 After that the same as at first without waiting for the end of what was due: a step takes less than half a millisecond
 here, so that a checkpoint every hundred steps is being written most of the time, by threads that need the same cores
-and the same interpreter.
+and the same interpreter. What they take from both sessions alike is not in the difference, but in "without".
 
 At last every first transfer of a value from a device is counted, by the hook in whose code it happens and by step.
 
