@@ -193,10 +193,8 @@ class GoodputHook(SessionRunHook):
         self._from = now
         self._seconds_before, self._hooks_before = dict(session.seconds), _hook_seconds(session)
         self._seen = self._first = session.global_step
-        self._noting, self._noted_until = (
-            False,
-            math.inf,
-        )  # nobody notes anything, or: up to here the thread looks itself
+        self._noting = False
+        self._noted_until = math.inf  # up to when the thread of the note looks by itself, if there is one
         self._cadence.rearm()
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
