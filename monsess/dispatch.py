@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
         nonfinite: The count of non-finite values in them.
         told: The sum of what all processes told each other, or None.
         summaries: What the step has collected by `monsess.summary`, or ``()``.
-        counted: That count as one that is read once, where `Dispatcher.counts`.
+        counted: That count as one that is read once, where somebody reads it.
     """
 
     outputs: Any
@@ -92,8 +92,6 @@ class Dispatcher:
         self._layouts: dict[Any, Layout] = {}
         self._fillers: dict[Layout, jax.Array] = {}
         self._in_flight: deque[tuple[int, jax.Array | Count]] = deque()
-        #: bool: whether somebody reads, for each step, how many values are not finite.
-        self.counts = False
         self.state: Any = None
         #: Layout: the devices that the state lies on.
         self.state_layout: Layout = layout
@@ -131,7 +129,15 @@ class Dispatcher:
             self._layouts[step.devices] = Layout(step.devices, step.axis_name)
         return self._layouts[step.devices]
 
-    def run(self, step: Step, call: Call, layout: Layout, step_after: int, ballot: np.ndarray | None = None) -> Outcome:
+    def run(
+        self,
+        step: Step,
+        call: Call,
+        layout: Layout,
+        step_after: int,
+        ballot: np.ndarray | None = None,
+        reads: bool = False,
+    ) -> Outcome:
         """Dispatch ``step`` and return without waiting for it.
 
         Args:
@@ -140,6 +146,7 @@ class Dispatcher:
             layout: The devices that it runs on.
             step_after: The global step once it is done.
             ballot: What this process tells the others with it, float32 ``[slots]``.
+            reads: Whether somebody reads how many of its values are not finite.
         """
         start = _now()
         first = step not in self._compiled
@@ -151,7 +158,7 @@ class Dispatcher:
         self._job.under_way()
         if step.kind == "train":
             self.state = result.state
-        count = Count(result.nonfinite, layout.device_count == 1) if self.counts and step.kind == "train" else None
+        count = Count(result.nonfinite, layout.device_count == 1) if reads else None
         self._in_flight.append((step_after, result.nonfinite if count is None else count))
         self.seconds["compile" if first else "step"] += _now() - start
         return Outcome(merge(result.reduced, result.stacked), result.nonfinite, result.agreed, result.summaries, count)

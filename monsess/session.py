@@ -91,7 +91,8 @@ class MonitoredSession:
 
         step_after = self._global_step + step.steps_per_run
         ballot = self._job.ballot(step, call, self._feeding.ahead(), step_after, hooks is self._hooks)
-        outcome = self._dispatcher.run(step, call, layout, step_after, ballot)
+        watched = hooks is self._hooks and self._watches.each_run
+        outcome = self._dispatcher.run(step, call, layout, step_after, ballot, reads=watched)
         if item is not None:
             self._feeding.consumed()
         if step.kind == "train":
@@ -101,7 +102,7 @@ class MonitoredSession:
 
         context.global_step = self._global_step
         results = {who: self._fetch(request.fetches, who) for who, request in requests.items()}
-        if hooks is self._hooks:
+        if watched:
             self._watches.ran(self._global_step, outcome.counted)
         hooks.after_run(context, results, outcome.nonfinite, outcome.summaries)
         if counted and with_hooks:
@@ -706,7 +707,6 @@ class MonitoredSession:
 
         That ends with a recovery. Returns whether it was not so already.
         """
-        self._dispatcher.counts = True
         return self._watches.add_standing(check)
 
     def _left_behind(self) -> tuple[int, float]:

@@ -34,10 +34,14 @@ class Watches:
         self._standing += (check,)
         return True
 
+    @property
+    def each_run(self) -> bool:
+        """Whether there are standing checks, so that `ran` is to be called."""
+        return bool(self._standing)
+
     def ran(self, step: int, count: Any) -> None:
         """Have the standing checks called once step ``step`` is finished: they cost a run hardly more than this."""
-        if self._standing:
-            self._pending.append((step, count, None))
+        self._pending.append((step, count, None))
 
     def run_through(self, step: float) -> None:
         """Run the checks of all steps up to ``step``; waits for their values.
